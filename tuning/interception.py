@@ -1,0 +1,841 @@
+"""Take over Triton's autotuners. The only module that names Triton's runtime internals.
+
+The seam is the class: ``Autotuner.run``, ``.warmup`` and ``._bench`` are replaced on
+``triton.runtime.autotuner.Autotuner`` itself, so every autotuner is reached however it was made: by
+``triton.autotune``, under another name, built directly, by a subclass that calls through, before or after installation.
+Replacing ``triton.autotune`` instead was rejected: it misses what is already decorated and what swaps the decorator.
+
+What to do is decided elsewhere and passed in as :class:`Callbacks`; this module knows how.
+
+**First launch of a key.** Everything happens on a *shadow*: a shallow copy of the autotuner, on which Triton's own
+``prune_configs`` and ``run`` are called. Triton keeps per-launch state on the object (``nargs``, ``cache``,
+``configs_timings``); on a shadow that state is private to the launch, so two threads cannot mix it up and nothing is
+left behind on the real one. Pinned, the shadow has one candidate, which Triton launches without a benchmark.
+Recording, the shadow has an empty cache and no disk cache, so that Triton times afresh.
+
+**Later launches.** One dict lookup by raw key (see :mod:`tuning._launch_key`), then the JIT launch. ``best_config`` is
+set before each launch: mamba_ssm's backward reads it afterwards to size its reductions. It is one attribute of one
+object, as in Triton: of two threads that launch different keys of one autotuner at once, either may win.
+
+**Fallback.** A config that runs out of resources is replaced by the next in the decision's order, remembered per
+specialization, since the compiler sees more than the key. Any other error of a launch is the caller's.
+
+Differences between Triton 3.2 and 3.9 are met here: configs compare by identity in 3.2, ``PTXASError`` exists from 3.3,
+``do_bench`` is a cached property from 3.4, and up to 3.7 a single surviving candidate is still benchmarked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import math
+import re
+import textwrap
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+from ._launch_key import KeyReader, constexpr_names
+from .errors import UnsupportedTritonError
+from .spec import CandidateTiming, Choice, Kernel, Key, LaunchConfig, TuningRecord, dtype_name
+
+__all__ = [
+    "SUPPORTED_TRITON",
+    "AutotunerFacts",
+    "Callbacks",
+    "DecisionLike",
+    "Interception",
+    "Treatment",
+    "current_arch",
+    "facts",
+    "find_autotuner",
+    "running_under_interpreter",
+    "source_hash",
+    "supported_triton",
+]
+
+logger = logging.getLogger("tuning.interception")
+
+SUPPORTED_TRITON = ((3, 2), (3, 10))
+"""Versions of Triton that are supported: from the first, up to but without the second."""
+
+Treatment = Literal["pinned", "record", "observe", "ignore"]
+"""What happens to one autotuner: one candidate is chosen without a clock; Triton times and every timing is kept; Triton
+decides and its choices are noted; or nothing at all. An autotuner with a single config is never more than ignored."""
+
+
+# --- facts about Triton and its objects -------------------------------------------------------------------------------
+
+
+def supported_triton() -> str:
+    """The installed Triton's version.
+
+    Raises:
+        UnsupportedTritonError: Triton is missing, outside the supported range, or lacks a method that is replaced.
+    """
+    low, high = SUPPORTED_TRITON
+    supported = f">={low[0]}.{low[1]},<{high[0]}.{high[1]}"
+    try:
+        import triton
+        from triton.runtime.autotuner import Autotuner
+    except ImportError as error:
+        raise UnsupportedTritonError(
+            f"triton cannot be imported ({error}): install triton{supported}", found=None, supported=supported
+        ) from error
+    found = str(triton.__version__)
+    match = re.match(r"(\d+)\.(\d+)", found)
+    if match is None or not low <= (int(match[1]), int(match[2])) < high:
+        raise UnsupportedTritonError(
+            f"triton {found} is not supported: expected triton{supported}; "
+            "install a supported version, or a newer triton-tuning",
+            found=found,
+            supported=supported,
+        )
+    missing = [name for name in ("run", "warmup", "_bench", "prune_configs") if name not in vars(Autotuner)]
+    if missing:
+        raise UnsupportedTritonError(
+            f"triton {found}: Autotuner has no {', '.join(missing)}; expected the autotuner of triton{supported}",
+            found=found,
+            supported=supported,
+        )
+    return found
+
+
+def running_under_interpreter() -> bool:
+    """Whether kernels run in Triton's interpreter (``TRITON_INTERPRET=1``)."""
+    import triton
+
+    knobs = getattr(triton, "knobs", None)
+    if knobs is not None:
+        return bool(knobs.runtime.interpret)
+    import os
+
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def current_arch() -> str:
+    """Triton's current target: ``sm90``, ``gfx942`` and so on; ``cpu`` where there is no GPU target."""
+    from triton.runtime.driver import driver
+
+    if running_under_interpreter():
+        return "cpu"
+    try:
+        target = driver.active.get_current_target()
+    except Exception:
+        # No active driver is a RuntimeError or an AssertionError, by version; a driver of a test may lack the method.
+        return "cpu"
+    arch = getattr(target, "arch", None)
+    if getattr(target, "backend", None) == "cuda":
+        return f"sm{arch}"
+    return str(arch).partition(":")[0] if arch else "cpu"
+
+
+def source_hash(function: Callable[..., Any]) -> str | None:
+    """Hash of a kernel's own source, from ``def`` on: decorators, and so candidate lists, are not part of it.
+
+    Functions that the kernel calls are not covered. None where the source is not at hand.
+    """
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return None
+    match = re.search(r"^(async\s+)?def\s", source, re.MULTILINE)
+    text = source[match.start() :] if match else source
+    return hashlib.sha256(text.rstrip().encode()).hexdigest()[:16]
+
+
+def find_autotuner(obj: object) -> tuple[Any, tuple[str, ...]] | None:
+    """The autotuner inside a decorated kernel and the names of what is wrapped around it, outermost first; or None."""
+    from triton.runtime.autotuner import Autotuner
+
+    wrappers: list[str] = []
+    for _ in range(16):
+        if isinstance(obj, Autotuner):
+            return obj, tuple(wrappers)
+        inner = getattr(obj, "fn", None)
+        if inner is None or inspect.isfunction(obj) or inspect.isclass(obj) or inspect.ismodule(obj):
+            return None
+        wrappers.append(type(obj).__name__)
+        obj = inner
+    return None
+
+
+@dataclass(frozen=True)
+class AutotunerFacts:
+    """What can be read off an autotuner without launching it.
+
+    Attributes:
+        kernel: qualified name and source hash.
+        candidates: its candidates as plain data, in order.
+        key_names: the declared key.
+        arg_names: the kernel's parameters.
+        reset_to_zero, restore_value: argument names that Triton resets or restores while benchmarking.
+        hooks: which hooks exist: ``pre_hook``, ``post_hook`` (the caller's own), ``config.pre_hook``.
+        pruner: ``early_config_prune``, ``perf_model``, both joined by ``+``, or empty.
+        inner: names of what stands between the autotuner and the kernel, such as ``Heuristics``.
+        class_name: qualified name of the autotuner's class.
+        own_run: True where a subclass replaces ``run``.
+        calls_through: False where that ``run`` never calls the one it replaces, so that no policy reaches it.
+        cache_results: True where Triton would keep timings on disk.
+    """
+
+    kernel: Kernel
+    candidates: tuple[LaunchConfig, ...]
+    key_names: tuple[str, ...]
+    arg_names: tuple[str, ...]
+    reset_to_zero: tuple[str, ...]
+    restore_value: tuple[str, ...]
+    hooks: tuple[str, ...]
+    pruner: str
+    inner: tuple[str, ...]
+    class_name: str
+    own_run: bool
+    calls_through: bool
+    cache_results: bool
+
+
+def _kernel_of(autotuner: Any) -> Kernel:
+    function = autotuner.base_fn
+    name = f"{function.__module__}.{function.__qualname__}"
+    return Kernel(name, source_hash(function))
+
+
+def _calls_through(method: Callable[..., Any]) -> bool:
+    code = getattr(method, "__code__", None)
+    if code is None:
+        return True  # not Python code: nothing can be read, and the launch itself will tell
+    return "run" in code.co_names and ("super" in code.co_names or "Autotuner" in code.co_names)
+
+
+def facts(autotuner: Any) -> AutotunerFacts:
+    """Read an autotuner; nothing is launched, compiled or changed."""
+    from triton.runtime.autotuner import Autotuner
+
+    inner: list[str] = []
+    layer = autotuner.fn
+    while not inspect.isfunction(getattr(layer, "fn", None)) and getattr(layer, "fn", None) is not None:
+        inner.append(type(layer).__name__)
+        layer = layer.fn
+    hooks = [name for name in ("pre_hook", "post_hook") if getattr(autotuner, f"user_defined_{name}", False)]
+    if any(config.pre_hook is not None for config in autotuner.configs):
+        hooks.append("config.pre_hook")
+    pruners = [name for name in ("early_config_prune", "perf_model") if getattr(autotuner, name, None)]
+    kind = type(autotuner)
+    method = next((vars(base)["run"] for base in kind.__mro__ if "run" in vars(base)), None)
+    own_run = method is not vars(Autotuner)["run"]
+    return AutotunerFacts(
+        kernel=_kernel_of(autotuner),
+        candidates=tuple(LaunchConfig.of(config) for config in autotuner.configs),
+        key_names=tuple(autotuner.keys),
+        arg_names=tuple(autotuner.arg_names),
+        reset_to_zero=tuple(autotuner.reset_to_zero),
+        restore_value=tuple(autotuner.restore_value),
+        hooks=tuple(hooks),
+        pruner="+".join(pruners),
+        inner=tuple(inner),
+        class_name=f"{kind.__module__}.{kind.__qualname__}",
+        own_run=own_run,
+        calls_through=not own_run or (method is not None and _calls_through(method)),
+        cache_results=bool(getattr(autotuner, "cache_results", False)),
+    )
+
+
+def _resource_errors() -> tuple[type[BaseException], ...]:
+    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.runtime import errors
+
+    found: list[type[BaseException]] = [errors.OutOfResources, CompileTimeAssertionFailure]
+    if hasattr(errors, "PTXASError"):
+        found.append(errors.PTXASError)
+    return tuple(found)
+
+
+# --- the seam ---------------------------------------------------------------------------------------------------------
+
+
+class DecisionLike(Protocol):
+    """What ``decide`` returns: the choice, and the live candidates left, chosen first, then in order of fallback."""
+
+    @property
+    def choice(self) -> Choice: ...  # noqa: D102
+    @property
+    def order(self) -> Sequence[Any]: ...  # noqa: D102
+
+
+class Callbacks(Protocol):
+    """What interception asks, and whom it tells. Called off the hot path; must be safe from several threads."""
+
+    def reached(self, autotuner: AutotunerFacts) -> Treatment:
+        """An autotuner is launched for the first time. Answers what to do with it."""
+
+    def in_scope(self, kernel: str) -> bool:
+        """Whether benchmarks of this kernel are counted."""
+
+    def decide(self, kernel: Kernel, key: Key, arch: str, candidates: Sequence[Any]) -> DecisionLike:
+        """A pinned autotuner meets a new key. May raise; the error reaches the caller of the kernel."""
+
+    def chosen(self, choice: Choice) -> None:
+        """A choice took effect, whether made by ``decide``, by a fallback, or by Triton."""
+
+    def recorded(self, record: TuningRecord) -> None:
+        """Recording: a key was timed. May raise."""
+
+    def benchmarked(self, kernel: str) -> None:
+        """Triton is about to time one candidate of a kernel in scope."""
+
+
+class _Entry:
+    """What a hit needs, for one key of one autotuner."""
+
+    __slots__ = ("config", "decision", "fallbacks", "key", "kwargs", "noted", "pre_hook")
+
+    def __init__(self, config: Any, key: Key, decision: DecisionLike | None) -> None:
+        self.config = config
+        self.kwargs: dict[str, Any] = config.all_kwargs()
+        self.pre_hook = config.pre_hook
+        self.key = key
+        self.decision = decision
+        self.noted = False  # whether `chosen` was told that this config was launched
+        self.fallbacks: Mapping[tuple[Any, ...], _Entry] | None = None
+
+
+class _Plan:
+    """All that is remembered of one autotuner while a policy is installed."""
+
+    __slots__ = (
+        "by_text",
+        "configs",
+        "entries",
+        "fast",
+        "kernel",
+        "lock",
+        "pinned",
+        "reader",
+        "ref",
+        "slots",
+        "treatment",
+        "unkeyed",
+        "warned",
+    )
+
+    def __init__(self, autotuner: Any, treatment: Treatment, kernel: Kernel, ref: weakref.ref[Any]) -> None:
+        self.ref = ref
+        self.treatment = treatment
+        self.pinned = treatment == "pinned"
+        self.kernel = kernel
+        self.configs = autotuner.configs
+        self.reader = KeyReader(autotuner.arg_names, autotuner.keys, constexpr_names(autotuner.base_fn))
+        self.fast = self.reader.fast
+        self.entries: dict[Any, _Entry] = {}
+        self.by_text: dict[str, _Entry] = {}
+        self.lock = threading.RLock()  # taken off the hot path only; re-entrant because hooks may launch kernels
+        self.slots: dict[Any, tuple[tuple[CandidateTiming, ...], Any]] = {}
+        self.unkeyed: dict[str, dict[str, str]] = {}
+        self.warned: set[str] = set()
+
+    def remember(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], entry: _Entry) -> None:
+        """Let later launches like this one find the entry by raw key."""
+        with self.lock:
+            raw = self.reader.raw(args, kwargs)
+            if self.fast is not self.reader.fast:
+                # A key value of a new kind changed the shape of raw keys: those kept so far can no longer match.
+                # Entries first, so that no other thread pairs a new extractor with old entries.
+                self.entries = {}
+                self.fast = self.reader.fast
+            self.entries[raw] = entry
+
+
+class _Patch(NamedTuple):
+    owner: Any
+    name: str
+    original: Any
+    replacement: Any
+
+
+def _shadow(autotuner: Any, **changes: Any) -> Any:
+    shadow = object.__new__(type(autotuner))
+    shadow.__dict__.update(autotuner.__dict__)
+    shadow.__dict__.update(changes)
+    return shadow
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def _times(value: Any) -> tuple[float, ...]:
+    return tuple(float(item) for item in value) if isinstance(value, (list, tuple)) else (float(value),)
+
+
+class Interception:
+    """One installed set of patches.
+
+    Args:
+        callbacks: what decides and what is told.
+
+    Raises:
+        UnsupportedTritonError: see :func:`supported_triton`. Nothing was changed.
+    """
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        supported_triton()
+        self._callbacks = callbacks
+        self._plans: dict[int, _Plan] = {}
+        self._plans_lock = threading.Lock()
+        self._resource_errors = _resource_errors()
+        self._patches: list[_Patch] = []
+        self._active = False
+        self._collector = threading.local()
+
+    # -- patching and undoing --
+
+    def apply(self) -> None:
+        """Patch Triton's autotuner class. All or nothing."""
+        from triton.runtime.autotuner import Autotuner
+
+        makers = {"run": self._make_run, "warmup": self._make_warmup, "_bench": self._make_bench}
+        patches = []
+        for name, make in makers.items():
+            original = vars(Autotuner)[name]
+            replacement: Any = make(original)
+            replacement.__name__ = original.__name__
+            replacement.__qualname__ = original.__qualname__
+            replacement.__doc__ = original.__doc__
+            replacement.__wrapped__ = original
+            patches.append(_Patch(Autotuner, name, original, replacement))
+        for patch in patches:
+            setattr(patch.owner, patch.name, patch.replacement)
+        self._patches = patches
+        self._active = True
+
+    def undo(self) -> None:
+        """Take the patches back, last first. One that somebody else has patched over stays, and passes through."""
+        self._active = False
+        for patch in reversed(self._patches):
+            if vars(patch.owner).get(patch.name) is patch.replacement:
+                setattr(patch.owner, patch.name, patch.original)
+            else:
+                logger.warning(
+                    "%s.%s was patched by somebody else after installation and is left alone; "
+                    "ours beneath it now passes every call through",
+                    patch.owner.__qualname__,
+                    patch.name,
+                )
+        self._patches = []
+        with self._plans_lock:
+            self._plans.clear()
+
+    # -- plans --
+
+    def _plan(self, autotuner: Any) -> _Plan:
+        read = facts(autotuner)
+        treatment = self._callbacks.reached(read)
+        identity = id(autotuner)
+        plans = self._plans
+
+        def forget(ref: weakref.ref[Any]) -> None:
+            plan = plans.get(identity)
+            if plan is not None and plan.ref is ref:
+                del plans[identity]
+
+        plan = _Plan(autotuner, treatment, read.kernel, weakref.ref(autotuner, forget))
+        with self._plans_lock:
+            known = plans.get(identity)
+            if known is not None and known.ref() is autotuner and known.configs is autotuner.configs:
+                return known
+            if self._active:
+                plans[identity] = plan
+        return plan
+
+    # -- replacements --
+
+    def _make_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        plan_of = self._plans.get
+        resource_errors = self._resource_errors
+        off_path = self._off_path
+        relaunch = self._relaunch
+        fall_back = self._fall_back
+
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            plan: Any = plan_of(id(self))
+            if plan is None or not plan.pinned or plan.configs is not self.configs:
+                return off_path(original, self, args, kwargs)
+            try:
+                entry = plan.entries[plan.fast[len(args)](args, kwargs)]
+            except (KeyError, TypeError):
+                return off_path(original, self, args, kwargs)
+            if entry.fallbacks is not None:
+                return relaunch(original, plan, self, entry, args, kwargs)
+            self.best_config = entry.config
+            if entry.pre_hook is not None:
+                entry.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **entry.kwargs})
+            try:
+                return self.fn.run(*args, **kwargs, **entry.kwargs)
+            except resource_errors as error:
+                return fall_back(original, plan, self, entry, args, kwargs, error)
+
+        return run
+
+    def _make_warmup(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        interception = self
+
+        def warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not interception._active:
+                return original(self, *args, **kwargs)
+            plan = interception._plans.get(id(self))
+            if plan is None or plan.configs is not self.configs:
+                plan = interception._plan(self)
+            if plan.treatment != "pinned":
+                return original(self, *args, **kwargs)
+            return interception._pinned_warmup(original, plan, self, args, kwargs)
+
+        return warmup
+
+    def _make_bench(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        interception = self
+
+        def _bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
+            if not interception._active:
+                return original(self, *args, config=config, **meta)
+            function = self.base_fn
+            name = f"{function.__module__}.{function.__qualname__}"
+            if interception._callbacks.in_scope(name):
+                interception._callbacks.benchmarked(name)
+            collect = getattr(interception._collector, "collect", None)
+            if collect is None or collect.owner is not self:
+                return original(self, *args, config=config, **meta)
+            return collect.bench(original, args, config, meta)
+
+        return _bench
+
+    # -- everything but a pinned hit --
+
+    def _off_path(self, original: Callable[..., Any], autotuner: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if not self._active:
+            return original(autotuner, *args, **kwargs)
+        plan = self._plans.get(id(autotuner))
+        if plan is None or plan.configs is not autotuner.configs:
+            plan = self._plan(autotuner)
+        if plan.treatment == "ignore" or len(autotuner.configs) == 1:
+            return original(autotuner, *args, **kwargs)
+        try:
+            entry = plan.entries.get(plan.fast[len(args)](args, kwargs))
+        except (KeyError, TypeError):
+            entry = None
+        key = None
+        if entry is None:
+            key = plan.reader.typed(args, kwargs)
+            entry = plan.by_text.get(key.text)
+            if entry is not None:
+                plan.remember(args, kwargs, entry)
+        if plan.treatment == "observe":
+            return self._observe(original, plan, autotuner, entry, key, args, kwargs)
+        if entry is None:
+            assert key is not None
+            tune = self._pin if plan.pinned else self._record
+            return tune(original, plan, autotuner, key, args, kwargs)
+        if plan.pinned:
+            return self._relaunch(original, plan, autotuner, entry, args, kwargs)
+        self._check_unkeyed(plan, entry, args, kwargs)
+        return self._launch(autotuner, entry, args, kwargs)
+
+    @staticmethod
+    def _launch(autotuner: Any, entry: _Entry, args: tuple[Any, ...], kwargs: Any) -> Any:
+        autotuner.best_config = entry.config
+        if entry.pre_hook is not None:
+            entry.pre_hook({**dict(zip(autotuner.arg_names, args, strict=False)), **kwargs, **entry.kwargs})
+        return autotuner.fn.run(*args, **kwargs, **entry.kwargs)
+
+    @staticmethod
+    def _prune(autotuner: Any, args: tuple[Any, ...], kwargs: Any) -> list[Any]:
+        shadow = _shadow(autotuner, nargs=dict(zip(autotuner.arg_names, args, strict=False)))
+        return list(shadow.prune_configs(kwargs))
+
+    def _observe(
+        self,
+        original: Callable[..., Any],
+        plan: _Plan,
+        autotuner: Any,
+        entry: _Entry | None,
+        key: Key | None,
+        args: tuple[Any, ...],
+        kwargs: Any,
+    ) -> Any:
+        result = original(autotuner, *args, **kwargs)
+        if entry is None and key is not None:
+            entry = _Entry(autotuner.best_config, key, None)
+            choice = Choice(plan.kernel.qualified_name, key, entry.config, "timed", None, current_arch())
+            self._register(plan, entry, args, kwargs, choice)
+        return result
+
+    def _register(self, plan: _Plan, entry: _Entry, args: tuple[Any, ...], kwargs: Any, choice: Choice | None) -> None:
+        """Keep an entry under its key, once, and tell of the choice, once."""
+        with plan.lock:
+            known = plan.by_text.setdefault(entry.key.text, entry)
+            plan.remember(args, kwargs, known)
+            tell = choice is not None and not known.noted
+            if tell:
+                known.noted = True
+        if tell and choice is not None:
+            self._callbacks.chosen(choice)
+
+    # -- pinned --
+
+    def _pin(
+        self,
+        original: Callable[..., Any],
+        plan: _Plan,
+        autotuner: Any,
+        key: Key,
+        args: tuple[Any, ...],
+        kwargs: Any,
+    ) -> Any:
+        candidates = self._prune(autotuner, args, kwargs)
+        if not candidates:
+            # Triton has an error of its own for this, by version: let it speak.
+            return original(_shadow(autotuner, cache={}), *args, **kwargs)
+        decision = self._callbacks.decide(plan.kernel, key, current_arch(), candidates)
+        entry = _Entry(decision.choice.config, key, decision)
+        autotuner.best_config = entry.config
+        try:
+            result = original(_shadow(autotuner, configs=[entry.config]), *args, **kwargs)
+        except self._resource_errors as error:
+            return self._fall_back(original, plan, autotuner, entry, args, kwargs, error)
+        self._register(plan, entry, args, kwargs, decision.choice)
+        return result
+
+    def _relaunch(
+        self,
+        original: Callable[..., Any],
+        plan: _Plan,
+        autotuner: Any,
+        entry: _Entry,
+        args: tuple[Any, ...],
+        kwargs: Any,
+    ) -> Any:
+        """Launch a known key whose config has failed for some specialization, or which was met in another raw form."""
+        if entry.fallbacks is not None:
+            replacement = entry.fallbacks.get(plan.reader.specialization(args, kwargs))
+            if replacement is not None:
+                return self._launch(autotuner, replacement, args, kwargs)
+        try:
+            result = self._launch(autotuner, entry, args, kwargs)
+        except self._resource_errors as error:
+            return self._fall_back(original, plan, autotuner, entry, args, kwargs, error)
+        if not entry.noted and entry.decision is not None:
+            self._register(plan, entry, args, kwargs, entry.decision.choice)
+        return result
+
+    def _fall_back(
+        self,
+        original: Callable[..., Any],
+        plan: _Plan,
+        autotuner: Any,
+        entry: _Entry,
+        args: tuple[Any, ...],
+        kwargs: Any,
+        error: BaseException,
+    ) -> Any:
+        """The chosen config ran out of resources: launch the next in order that does not, and remember it."""
+        assert entry.decision is not None
+        choice = entry.decision.choice
+        for config in self._after(entry):
+            autotuner.best_config = config
+            try:
+                result = original(_shadow(autotuner, configs=[config]), *args, **kwargs)
+            except self._resource_errors:
+                continue
+            replacement = _Entry(config, entry.key, entry.decision)
+            replacement.noted = True
+            with plan.lock:
+                known = plan.by_text.setdefault(entry.key.text, entry)
+                plan.remember(args, kwargs, known)
+                specialization = plan.reader.specialization(args, kwargs)
+                first = known.fallbacks is None or config not in [item.config for item in known.fallbacks.values()]
+                known.fallbacks = {**(known.fallbacks or {}), specialization: replacement}
+            if first:
+                self._tell_of_fallback(choice, config, error)
+            return result
+        raise error
+
+    @staticmethod
+    def _after(entry: _Entry) -> list[Any]:
+        assert entry.decision is not None
+        order = list(entry.decision.order)
+        position = next((index for index, config in enumerate(order) if config is entry.config), -1)
+        return order[position + 1 :]
+
+    def _tell_of_fallback(self, choice: Choice, config: Any, error: BaseException) -> None:
+        detail = f"in place of {choice.launch_config}, which failed with {_one_line(error)}"
+        logger.warning("%s [%s]: launching %s %s", choice.kernel, choice.key, LaunchConfig.of(config), detail)
+        self._callbacks.chosen(
+            Choice(choice.kernel, choice.key, config, choice.source, choice.origin, choice.arch, detail)
+        )
+
+    def _pinned_warmup(
+        self, original: Callable[..., Any], plan: _Plan, autotuner: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Compile the chosen config only. Compiling is a step of its own here, so any error moves on to the next."""
+        if len(autotuner.configs) == 1:
+            return original(autotuner, *args, **kwargs)
+        key = plan.reader.typed(args, kwargs)
+        entry = plan.by_text.get(key.text)
+        if entry is None:
+            candidates = self._prune(autotuner, args, kwargs)
+            if not candidates:
+                return original(autotuner, *args, **kwargs)
+            decision = self._callbacks.decide(plan.kernel, key, current_arch(), candidates)
+            entry = _Entry(decision.choice.config, key, decision)
+        failure: Exception | None = None
+        assert entry.decision is not None
+        choice = entry.decision.choice
+        for config in [entry.config, *self._after(entry)]:
+            alone = _shadow(autotuner, configs=[config], early_config_prune=None, perf_model=None)
+            try:
+                result = original(alone, *args, **kwargs)
+            except Exception as error:
+                failure = failure or error
+                continue
+            if config is not entry.config:
+                replacement = _Entry(config, key, entry.decision)
+                replacement.noted = True
+                with plan.lock:
+                    plan.by_text[key.text] = replacement
+                    plan.entries = {raw: e for raw, e in plan.entries.items() if e.key.text != key.text}
+                assert failure is not None
+                self._tell_of_fallback(choice, config, failure)
+                return result
+            with plan.lock:
+                known = plan.by_text.setdefault(key.text, entry)
+                tell = not known.noted
+                known.noted = True
+            if tell:
+                self._callbacks.chosen(choice)
+            return result
+        assert failure is not None
+        raise failure
+
+    # -- recording --
+
+    def _record(
+        self,
+        original: Callable[..., Any],
+        plan: _Plan,
+        autotuner: Any,
+        key: Key,
+        args: tuple[Any, ...],
+        kwargs: Any,
+    ) -> Any:
+        with plan.lock:
+            entry = plan.by_text.get(key.text)
+            if entry is not None:
+                return self._launch(autotuner, entry, args, kwargs)
+            named = plan.reader.named(args, kwargs)
+            slot = (
+                tuple(named[name] for name in plan.reader.key_names if name in named),
+                tuple(dtype_name(value.dtype) for value in named.values() if hasattr(value, "dtype")),
+            )
+            timed = plan.slots.get(slot)
+            if timed is not None:
+                timings, winner = timed
+                self._keep_record(plan, key, timings, winner, args, kwargs, shared=True)
+                return self._launch(autotuner, plan.by_text[key.text], args, kwargs)
+            bench = autotuner.do_bench
+            shadow = _shadow(autotuner, cache={}, cache_results=False)
+            collect = _Collector(shadow, bench)
+            shadow.do_bench = collect.do_bench
+            previous = getattr(self._collector, "collect", None)
+            self._collector.collect = collect
+            try:
+                return original(shadow, *args, **kwargs)
+            finally:
+                self._collector.collect = previous
+                if shadow.cache:
+                    # What Triton would have left behind, where readers of an autotuner look for it.
+                    winner = next(iter(shadow.cache.values()))
+                    autotuner.cache.update(shadow.cache)
+                    for name in ("best_config", "configs_timings", "bench_time"):
+                        if name in shadow.__dict__:
+                            setattr(autotuner, name, shadow.__dict__[name])
+                    plan.slots[slot] = (tuple(collect.timings), winner)
+                    self._keep_record(plan, key, tuple(collect.timings), winner, args, kwargs, shared=False)
+
+    def _keep_record(
+        self,
+        plan: _Plan,
+        key: Key,
+        timings: tuple[CandidateTiming, ...],
+        winner: Any,
+        args: tuple[Any, ...],
+        kwargs: Any,
+        *,
+        shared: bool,
+    ) -> None:
+        arch = current_arch()
+        choice = Choice(plan.kernel.qualified_name, key, winner, "timed", None, arch)
+        plan.unkeyed[key.text] = plan.reader.unkeyed(args, kwargs)
+        self._register(plan, _Entry(winner, key, None), args, kwargs, choice)
+        record = TuningRecord(plan.kernel, key, arch, timings, LaunchConfig.of(winner), shared=shared)
+        self._callbacks.recorded(record)
+
+    def _check_unkeyed(self, plan: _Plan, entry: _Entry, args: tuple[Any, ...], kwargs: Any) -> None:
+        """A ``constexpr`` that is not in the key has another value than when the key was timed: say so, once."""
+        timed_with = plan.unkeyed.get(entry.key.text, {})
+        now = plan.reader.unkeyed(args, kwargs)
+        changed = [name for name in now if name not in plan.warned and timed_with.get(name, now[name]) != now[name]]
+        if not changed:
+            return
+        with plan.lock:
+            changed = [name for name in changed if name not in plan.warned]
+            plan.warned.update(changed)
+        for name in changed:
+            note = (
+                f"argument {name!r} is not in the autotuner's key, yet it is {now[name]} here and was "
+                f"{timed_with[name]} when the key was timed: one config serves both. Add {name!r} to the key"
+            )
+            logger.warning("%s [%s]: %s", plan.kernel.qualified_name, entry.key, note)
+            timings = ()
+            winner = LaunchConfig.of(entry.config)
+            self._callbacks.recorded(
+                TuningRecord(plan.kernel, entry.key, current_arch(), timings, winner, shared=True, note=note)
+            )
+
+
+class _Collector:
+    """Catches what Triton's benchmark finds for each candidate, failures included."""
+
+    def __init__(self, owner: Any, bench: Callable[..., Any]) -> None:
+        self.owner = owner
+        self.timings: list[CandidateTiming] = []
+        self._bench = bench
+        self._error: BaseException | None = None
+
+    def do_bench(self, *args: Any, **kwargs: Any) -> Any:
+        """Stands in for the benchmarker, which alone sees why a candidate failed: Triton keeps only infinite times."""
+        try:
+            return self._bench(*args, **kwargs)
+        except Exception as error:
+            self._error = error
+            raise
+
+    def bench(self, original: Callable[..., Any], args: tuple[Any, ...], config: Any, meta: Any) -> Any:
+        """Time one candidate through Triton; a failure of any kind is kept and the next candidate follows."""
+        self._error = None
+        try:
+            found = original(self.owner, *args, config=config, **meta)
+        except Exception as error:
+            if self._error is None:
+                raise  # not the candidate's: the caller's arguments clash with it, or a hook is broken
+            self.timings.append(CandidateTiming(LaunchConfig.of(config), None, _one_line(error)))
+            return [math.inf, math.inf, math.inf]
+        times = _times(found)
+        if all(map(math.isfinite, times)):
+            self.timings.append(CandidateTiming(LaunchConfig.of(config), times))
+        else:
+            reason = _one_line(self._error) if self._error is not None else "infinite time"
+            self.timings.append(CandidateTiming(LaunchConfig.of(config), None, reason))
+        return found
