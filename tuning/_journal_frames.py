@@ -1,0 +1,108 @@
+"""The frames of a journal file: checksummed pieces, and what tells a torn tail from damage.
+
+Each frame is::
+
+    magic  "TTJ1"                   4 bytes; the digit is the version of this layout
+    length of the body              4 bytes, little-endian
+    CRC-32 of the body              4 bytes
+    CRC-32 of the 12 bytes before   4 bytes
+    body                            up to 1 MiB
+    end mark 0xC1                   1 byte, never zero, so that zeros at the end show a frame that was not finished
+
+The header has a checksum of its own because the length decides where the next frame is looked for: a damaged length
+must not pass for a frame that was cut off.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from tuning.errors import JournalError
+
+__all__ = ["MAX_BODY", "bodies", "pack_frame"]
+
+MAX_BODY = 1 << 20
+"""Longest body that is written or read, in bytes: a thousand candidates take a fifth of it."""
+
+_MAGIC = b"TTJ1"
+_HEADER = struct.Struct("<4sIII")
+_END = b"\xc1"
+
+
+def pack_frame(body: bytes) -> bytes:
+    head = _HEADER.pack(_MAGIC, len(body), zlib.crc32(body), 0)[:12]
+    return head + struct.pack("<I", zlib.crc32(head)) + body + _END
+
+
+def bodies(file: BinaryIO, size: int, name: str) -> Iterator[tuple[int, bytes | None]]:
+    """Offset and body of each frame; None as the body of a torn tail."""
+    offset = 0
+    while offset < size:
+        header = file.read(min(_HEADER.size, size - offset))
+        fault = "no frame starts here"
+        if len(header) == _HEADER.size and _valid_header(header):
+            length = _HEADER.unpack(header)[1]
+            if length > MAX_BODY:
+                raise JournalError(
+                    f"journal {name}: the frame at offset {offset} says {length} bytes, more than {MAX_BODY}",
+                    file=name,
+                    offset=offset,
+                )
+            body = file.read(min(length + 1, size - offset - len(header)))
+            if body[length:] == _END and zlib.crc32(body[:length]) == _HEADER.unpack(header)[2]:
+                yield offset, body[:length]
+                offset += len(header) + length + 1
+                continue
+            fault = "the checksum of this frame is wrong"
+        file.seek(offset)
+        if not _is_torn(file, size - offset):
+            hint = "" if offset else " (is it a journal at all?)"
+            raise JournalError(
+                f"journal {name}: damaged at offset {offset}: {fault}{hint}; "
+                "restore the file from a copy, or leave it out",
+                file=name,
+                offset=offset,
+            )
+        yield offset, None
+        return
+
+
+def _valid_header(header: bytes) -> bool:
+    return header[:4] == _MAGIC and zlib.crc32(header[:12]) == int.from_bytes(header[12:16], "little")
+
+
+def _is_torn(file: BinaryIO, size: int) -> bool:
+    """Whether the ``size`` bytes from here on are what an interrupted write leaves of one frame."""
+    rest = file.read(min(size, _HEADER.size + MAX_BODY + 1))
+    # Only zeros may follow the longest frame: read the others in pieces, whatever their number.
+    left = size - len(rest)
+    while left > 0:
+        piece = file.read(min(left, 1 << 20))
+        if not piece or piece.count(0) != len(piece):
+            return False
+        left -= len(piece)
+    written = rest.rstrip(b"\0")
+    if len(written) < len(_MAGIC):
+        return _MAGIC.startswith(written)
+    if not written.startswith(_MAGIC) or _holds_header(rest[1:]):
+        return False
+    if len(written) <= _HEADER.size and not _valid_header(rest[: _HEADER.size]):
+        # Cut inside the header: its checksum, which ends it, is not there. One that is there must be right.
+        return len(written) < _HEADER.size
+    if not _valid_header(rest[: _HEADER.size]):
+        return False
+    # The end mark is never zero: a frame that was written to its end has it, and then its checksum should be right.
+    length: int = _HEADER.unpack(rest[: _HEADER.size])[1]
+    return len(written) < _HEADER.size + length + 1
+
+
+def _holds_header(data: bytes) -> bool:
+    at = data.find(_MAGIC)
+    while at >= 0:
+        if _valid_header(data[at : at + _HEADER.size]):
+            return True
+        at = data.find(_MAGIC, at + 1)
+    return False

@@ -1,0 +1,346 @@
+"""Journals: what record mode measured, written so that nothing but a broken disk can lose it, and read with suspicion.
+
+**One file per rank and process.** A file is named ``<prefix>.rank<N>.<host>.<pid>.<token>.journal``, the token being
+random, and created with ``O_CREAT | O_EXCL``. So two processes of one rank, a restart into the same prefix, a forked
+child, and hosts that share a network file system never write into one file, and neither a lock file nor a rename is
+needed, which such file systems carry out badly. The alternatives, one file per rank or one per run, need either.
+
+**One frame per key.** A file is a sequence of checksummed frames (:mod:`tuning._journal_frames`) with MessagePack
+bodies (:mod:`tuning._journal_bodies`): first the schema version and the environment, then one frame for each record,
+written by one ``os.write`` on an ``O_APPEND`` descriptor as the key completes. Alternatives weighed: JSON lines
+(floats survive, but neither length nor checksum, so that a torn line and a damaged one look alike); one MessagePack
+map rewritten per key (needs a rename, and costs more with each key); SQLite (locks: unsafe on network file systems).
+
+**What is promised.** Death of the process at any instant loses at most the frame in flight: no byte waits in a Python
+buffer. Each frame is followed by ``fdatasync`` (the new file by ``fsync`` of its folder), so after a power loss too all
+frames but the one in flight are there, as far as the file system keeps its word. It costs some milliseconds for each
+key, which took a benchmark of all its candidates, and on network file systems it is also what brings a full disk to
+light in time. A frame that cannot be written whole is taken back, so the file stays valid.
+
+**Reading.** A *torn tail* is what a death or a power loss leaves of the last frame: a part of it, or zeros where the
+rest was allocated and never written. It is tolerated and counted. Anything else is damage and an error that names the
+offset, above all a bad frame with another frame behind it. Bodies are checked field by field, lengths before anything
+is allocated; nothing is unpickled or evaluated.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import logging
+import os
+import re
+import secrets
+import socket
+import stat
+import threading
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+
+from tuning._journal_bodies import (
+    SCHEMA_VERSION,
+    Malformed,
+    decode,
+    encode_environment,
+    encode_record,
+)
+from tuning._journal_frames import bodies, pack_frame
+from tuning.errors import JournalError
+from tuning.spec import Environment, TuningRecord
+
+__all__ = ["SCHEMA_VERSION", "SUFFIX", "Journal", "JournalWriter", "find_journals", "read_journal"]
+
+SUFFIX = ".journal"
+"""Ending of every journal's name."""
+
+_log = logging.getLogger("tuning.journal")
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What one journal file holds.
+
+    Attributes:
+        path: of the file.
+        environment: where it was recorded; ``Environment(arch="")`` where the process died before that was written.
+        records: in the order in which they were written.
+        torn_bytes: bytes at the end that are the remains of a frame whose writing was interrupted.
+    """
+
+    path: str
+    environment: Environment
+    records: tuple[TuningRecord, ...]
+    torn_bytes: int = 0
+
+
+class JournalWriter:
+    """Writes the journal of this process. Safe to use from several threads, and across a fork.
+
+    The file is created here, so that what cannot be written is found before anything depends on it; a process that
+    records nothing leaves a journal without records.
+
+    Args:
+        prefix: path prefix of the file. Its folder is created where it is missing. An existing folder, or a prefix
+            that ends with a slash, means files inside that folder.
+        environment: what to write at the head of the file; what is not known yet may follow by :meth:`describe`.
+
+    Raises:
+        JournalError: the file cannot be created; nothing is left behind.
+    """
+
+    def __init__(self, prefix: str, environment: Environment) -> None:
+        self._prefix = os.fspath(prefix)
+        self._environment = environment
+        self._lock = threading.Lock()
+        self._closed = False
+        self._fd: int | None = None
+        self._path = ""
+        self._end = 0
+        self._open()
+        _writers.add(self)
+
+    @property
+    def path(self) -> str:
+        """Path of the file being written; another one after a fork, in the child."""
+        return self._path
+
+    def write(self, record: TuningRecord) -> None:
+        """Append one record; it is on its way to the disk when this returns.
+
+        Times that are not finite numbers from 0 up are written as failures. Error texts are brought to one line and
+        at most 1,000 characters.
+
+        Raises:
+            JournalError: the journal is closed, the record holds what a journal cannot, or the file cannot be written
+                (disk full, quota). What was written before stays valid, and a later call tries again.
+        """
+        frame = pack_frame(encode_record(record, self._path))
+        with self._lock:
+            self._write_frame(frame)
+
+    def describe(self, environment: Environment) -> None:
+        """Say better where the records are taken than was known when the file was created.
+
+        A process that may not touch its device yet can open its journal without arch and device, and give them here
+        before its first record. A reader takes the last environment of a file as that of all its records.
+
+        Raises:
+            JournalError: as for :meth:`write`.
+        """
+        frame = pack_frame(encode_environment(environment, self._path))
+        with self._lock:
+            self._environment = environment
+            self._write_frame(frame)
+
+    def close(self) -> None:
+        """Close the file. Nothing is lost without it; closing twice does nothing."""
+        with self._lock:
+            self._closed = True
+            self._release()
+        _writers.discard(self)
+
+    def __enter__(self) -> JournalWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<JournalWriter {self._path!r}{' closed' if self._closed else ''}>"
+
+    def _write_frame(self, frame: bytes) -> None:
+        if self._closed:
+            raise JournalError(f"journal {self._path} is closed: open another JournalWriter", file=self._path)
+        self._append(self._open() if self._fd is None else self._fd, frame)
+
+    def _open(self) -> int:
+        head = pack_frame(encode_environment(self._environment, self._prefix))
+        fd, self._path = _create(self._prefix, self._environment.rank)
+        self._fd, self._end = fd, 0
+        # Also closes the descriptor when the writer is collected or the interpreter exits.
+        self._finalizer = weakref.finalize(self, os.close, fd)
+        try:
+            self._append(fd, head)
+            _sync_folder(os.path.dirname(self._path))
+        except JournalError:
+            self._release()
+            os.unlink(self._path)
+            raise
+        return fd
+
+    def _append(self, fd: int, frame: bytes) -> None:
+        try:
+            # One call writes it all but where the disk fills up or a signal arrives; then the rest is tried.
+            written = os.write(fd, frame)
+            while written < len(frame):
+                written += os.write(fd, frame[written:])
+            _sync(fd)
+        except OSError as error:
+            self._take_back(fd)
+            raise JournalError(
+                f"journal {self._path}: cannot write a frame of {len(frame)} bytes at offset {self._end}: "
+                f"{error.strerror}; what was recorded before is kept, free space or choose another record_path",
+                file=self._path,
+                offset=self._end,
+            ) from error
+        self._end += len(frame)
+
+    def _take_back(self, fd: int) -> None:
+        try:
+            os.ftruncate(fd, self._end)
+        except OSError:
+            # A torn frame may stand there: it must stay the last one of its file, so the next record opens another.
+            _log.warning("journal %s: cannot be cut back to offset %d, going on in a new file", self._path, self._end)
+            self._release()
+
+    def _release(self) -> None:
+        if self._fd is not None:
+            self._fd = None
+            self._finalizer()
+
+    def _after_fork_in_child(self) -> None:
+        # The parent goes on writing to its file. The lock may have been held by a thread that does not exist here.
+        self._lock = threading.Lock()
+        self._release()
+
+
+_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
+
+
+def _leave_parents_files() -> None:
+    for writer in list(_writers):
+        writer._after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_parents_files)
+
+
+def _create(prefix: str, rank: int) -> tuple[int, str]:
+    """Create a file that no other process has, and its folder."""
+    inside = prefix.endswith(("/", os.sep)) or os.path.isdir(prefix)
+    folder = prefix if inside else os.path.dirname(prefix)
+    start = "" if inside else os.path.basename(prefix) + "."
+    host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname())[:64] or "host"
+    path = folder
+    try:
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+        while True:
+            name = f"{start}rank{rank}.{host}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}"
+            path = os.path.join(folder, name)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+            try:
+                return os.open(path, flags, 0o666), path
+            except FileExistsError:
+                continue
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise JournalError(
+            f"journal {path}: cannot be created: {reason}; give a record_path in a folder that can be written",
+            file=path,
+        ) from error
+
+
+# Some file systems have no way to synchronise. That is what "as the file system allows" means; it is no failure.
+_NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EROFS)
+
+
+def _sync(fd: int) -> None:
+    try:
+        getattr(os, "fdatasync", os.fsync)(fd)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+
+
+def _sync_folder(folder: str) -> None:
+    try:
+        fd = os.open(folder or ".", os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError:
+        _log.debug("folder %s cannot be synchronised", folder)
+    finally:
+        os.close(fd)
+
+
+def read_journal(path: str | os.PathLike[str]) -> Journal:
+    """Read a journal, also one that is being written.
+
+    Raises:
+        JournalError: there is no such file, it is no journal, a newer version wrote it, or it is damaged other than by
+            a torn tail; ``offset`` says where.
+    """
+    name = os.fspath(path)
+    environment: Environment | None = None
+    records: list[TuningRecord] = []
+    torn = 0
+    try:
+        # Looked at before it is opened: opening a named pipe would wait for a writer that may never come.
+        if not stat.S_ISREG(os.stat(name).st_mode):
+            raise JournalError(f"journal {name}: is no regular file", file=name)
+        with open(name, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for offset, body in bodies(file, size, name):
+                if body is None:
+                    torn = size - offset
+                    break
+                item = _decode(body, name, offset)
+                if isinstance(item, Environment):
+                    environment = item
+                elif environment is None:
+                    raise JournalError(f"journal {name}: does not start with its environment", file=name, offset=offset)
+                else:
+                    records.append(item)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise JournalError(f"journal {name}: cannot be read: {reason}", file=name) from error
+    return Journal(name, environment or Environment(arch=""), tuple(records), torn)
+
+
+def _decode(body: bytes, name: str, offset: int) -> Environment | TuningRecord:
+    try:
+        return decode(body)
+    except Malformed as error:
+        raise JournalError(
+            f"journal {name}: the frame at offset {offset} is not of this schema: {error}; "
+            "leave the file out, or record again",
+            file=name,
+            offset=offset,
+        ) from error
+
+
+def find_journals(arguments: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Expand what a user names into journal files, sorted, each once.
+
+    An argument is a file, a folder (all journals in it), a glob, or the prefix that was given as ``record_path``.
+
+    Raises:
+        JournalError: an argument leads to no file.
+    """
+    found: dict[str, str] = {}
+    for item in arguments:
+        argument = os.fspath(item)
+        if os.path.isfile(argument):
+            paths = [argument]
+        else:
+            # A folder and a prefix may have one name: the prefix meant the files beside a folder made later.
+            escaped = glob.escape(argument)
+            paths = glob.glob(f"{escaped}.rank*{SUFFIX}") + glob.glob(os.path.join(escaped, f"*{SUFFIX}"))
+            if not paths and glob.has_magic(argument):
+                paths = [path for path in glob.glob(argument, recursive=True) if os.path.isfile(path)]
+        if not paths:
+            raise JournalError(
+                f"no journal at {argument}: expected a file, a folder with *{SUFFIX} files, a glob, "
+                "or the prefix given as record_path",
+                file=argument,
+            )
+        found.update((os.path.realpath(path), path) for path in sorted(paths, reverse=True))
+    return tuple(sorted(found.values()))
