@@ -25,6 +25,7 @@ is allocated; nothing is unpickled or evaluated.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import logging
@@ -91,7 +92,8 @@ class JournalWriter:
     """
 
     def __init__(self, prefix: str, environment: Environment) -> None:
-        self._prefix = os.fspath(prefix)
+        # Made absolute, slash at the end and all: a child process may open its own file after a change of folder.
+        self._prefix = os.path.join(os.getcwd(), os.fspath(prefix))
         self._environment = environment
         self._lock = threading.Lock()
         self._closed = False
@@ -166,9 +168,10 @@ class JournalWriter:
         try:
             self._append(fd, head)
             _sync_folder(os.path.dirname(self._path))
-        except JournalError:
+        except BaseException:
             self._release()
-            os.unlink(self._path)
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
             raise
         return fd
 
@@ -179,6 +182,7 @@ class JournalWriter:
             while written < len(frame):
                 written += os.write(fd, frame[written:])
             _sync(fd)
+            self._end += len(frame)
         except OSError as error:
             self._take_back(fd)
             raise JournalError(
@@ -187,7 +191,10 @@ class JournalWriter:
                 file=self._path,
                 offset=self._end,
             ) from error
-        self._end += len(frame)
+        except BaseException:
+            # Ctrl-C: whether all of it was written is not known.
+            self._take_back(fd)
+            raise
 
     def _take_back(self, fd: int) -> None:
         try:
