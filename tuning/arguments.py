@@ -3,10 +3,10 @@
 Everything here is generated from :func:`tuning.policy.policy_fields`; no field is named twice. A training script needs
 ``add_arguments(parser)`` and ``policy_from_args(args)``.
 
-**How a policy is spelled as arguments.** :func:`policy_to_argv` writes one ``--flag=value`` token per value, and repeats
-the flag where a field holds several. The alternative, ``--flag value value``, reads better and breaks on values that
-begin with ``-`` (a flag to argparse) or with a ``fromfile_prefix_chars`` character, and swallows positional arguments
-that follow. Both spellings are read. That is why a repeated flag adds to the field instead of replacing it.
+**How a policy is spelled as arguments.** :func:`policy_to_argv` writes one ``--flag=value`` token per value, and
+repeats the flag where a field holds several. The alternative, ``--flag value value``, reads better and breaks on values
+that begin with ``-`` (a flag to argparse) or with a ``fromfile_prefix_chars`` character, and swallows positional
+arguments that follow. Both spellings are read. That is why a repeated flag adds to the field instead of replacing it.
 
 Flags that are not given leave no attribute on the namespace (``argparse.SUPPRESS``), so that *given* can be told from
 *not given*. What is given is stored as plain ``str``, ``int``, ``bool`` and ``list``, because training frameworks put
@@ -213,7 +213,7 @@ def policy_from_yaml(path: str | os.PathLike[str]) -> AutotunePolicy:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise _malformed(file, mark.line + 1, what) from None
+        raise _malformed(file, mark.line + 1 if mark else 1, what) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise _malformed(file, line, f"character U+{error.character:04X} is not allowed") from None
@@ -299,11 +299,20 @@ def _twice(file: str, earlier: Any, later: Any) -> PolicyError:
 
 
 def _construct(loader: Any, node: Any, file: str) -> Any:
+    """The section as Python values, each value by itself first, for the line of one that cannot be built."""
+    if node.id == "mapping":
+        loader.flatten_mapping(node)
+        for _, value in node.value:
+            _construct_one(loader, value, file)
+    return _construct_one(loader, node, file)
+
+
+def _construct_one(loader: Any, node: Any, file: str) -> Any:
     try:
         return loader.construct_object(node, deep=True)
     except (ValueError, KeyError, AttributeError) as error:
         # What PyYAML lets through for a scalar of the right form and an impossible value: 2025-02-30, !!bool maybe.
-        raise _malformed(file, _line(node), f"a value in this section cannot be built ({shown(error)})") from None
+        raise _malformed(file, _line(node), f"this value cannot be built: {shown(error)}") from None
 
 
 def policy_to_argv(policy: AutotunePolicy) -> list[str]:

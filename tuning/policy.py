@@ -342,7 +342,7 @@ def shown(value: object) -> str:
         text = " ".join(repr(value).splitlines())
     except Exception:
         # Somebody else's repr may raise, and that of an int of thousands of digits does.
-        return f"a {type(value).__name__} that cannot be printed"
+        return f"<{type(value).__name__} that cannot be printed>"
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
