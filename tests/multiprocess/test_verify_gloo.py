@@ -277,7 +277,7 @@ LIES: dict[str, tuple[dict[str, Callable[[bytes], bytes]], str]] = {
     "nothing": ({"content": lambda content: b""}, "rank 1 sent a content that cannot be used"),
     "bomb": ({"content": lambda content: b"\xdd\xff\xff\xff\xff" * 20}, "exceeds max_array_len"),
     "another content": (
-        {"content": lambda content: content.replace(b"timed", b"exact")},
+        {"content": lambda content: content.replace(b"BLOCK", b"CLOCK")},
         "its digest is",
     ),
     "a length of 4 GB": (
