@@ -1,0 +1,376 @@
+"""Merging journals into tables: one config for each kernel and key, the same whoever merges and however often.
+
+:func:`merge` is pure. It depends on what was measured alone: not on the order or the names of files, the numbering of
+ranks, the order of candidates, a clock or a hash seed. What it decides, and why:
+
+**The statistic** is the median, over all recordings, of each recording's 20th percentile. Everything that disturbs a
+timing makes it longer, so the lower end of a recording's own distribution is nearer to the kernel's time than its
+middle; the minimum would be nearer still, but Triton does not report it, and over many ranks a minimum would reward the
+luckiest clock. The median over recordings is not moved by a slow GPU, a busy host or a process that was stopped.
+
+**Failures** are dropped for good: a candidate that failed in one recording is not chosen, however fast it was in others
+(fail closed), nor is one that some recordings did not even try while others were tried everywhere. One that failed in
+each recording that tried it goes into the table's denied list. If no candidate is left there is no entry and nothing is
+denied: then the fault is hardly the candidates'.
+
+**Near ties.** Every candidate is tied whose statistic is within ``tolerance`` plus the measured spread of the best one;
+the spread is the median over recordings of (median - 20th percentile) / median of the best candidate, at most
+``spread_limit``. Among tied candidates the fixed rule ``tie_break`` decides, by default :func:`largest_first`: the
+largest footprint. Why the largest: near the optimum a kernel's time is flat towards large tiles and ends at a wall
+(the next size spills or does not launch), while towards small tiles it rises slowly, so that the small end of the tied
+set is where candidates drop in and out with the noise. The figures, on the four recordings in
+``bench/data/h200_ssd_timings.json`` (16 keys; agreement of two merges of two recordings each, 3 splits; of two single
+recordings, 6 pairs; slowdown of the sum of all keys' times against always taking the fastest):
+
+======================================================  =========  =========  ========
+rule                                                    two + two  one + one  slowdown
+======================================================  =========  =========  ========
+fastest median, no ties (Triton's own)                  39 of 48   80 of 96   0
+median, 2 % ties, smallest footprint                    40 of 48   80 of 96   0.14 %
+median, 2 % ties, largest footprint                     42 of 48   79 of 96   0.03 %
+20th percentile, 1 % + spread ties, smallest footprint  44 of 48   89 of 96   0.18 %
+20th percentile, 1 % + spread ties, largest footprint   48 of 48   93 of 96   0.06 %
+======================================================  =========  =========  ========
+
+A rule on noisy data still flips where a candidate lies at the edge of the tied set. So a merge may be given the
+``tables`` in force: where a table's config is among the tied candidates it stays, and a table changes only for a
+reason.
+
+**Sources.** Timings of different sources of one kernel are not timings of one thing. Records say the hash of the source
+but not when they were made, so there is no newest: two hashes of one kernel are an error that names the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from tuning._merge_facts import CandidateFacts, Confidence, KeyFacts, MergeResult, RecordingFacts
+from tuning._merge_pools import Pool, quantile
+from tuning._merge_tables import TablesInForce, build_tables, collect_notes, entry_of
+from tuning.errors import JournalError, TuningError
+from tuning.journal import Journal
+from tuning.spec import Environment, Kernel, LaunchConfig
+from tuning.tables import TableFile
+
+__all__ = [
+    "CandidateFacts",
+    "Confidence",
+    "KeyFacts",
+    "MergeResult",
+    "RecordingFacts",
+    "Rule",
+    "largest_first",
+    "merge",
+    "smallest_first",
+]
+
+Rule = Literal["pooled", "majority"]
+"""How a choice is made: from the pooled timings, or by a plain vote of the recordings' winners."""
+
+_PARTS = 8  # parts left out in turn to see how stable a choice is
+_SAMPLE = 64  # recordings looked at for that: beyond it a median of all moves less than the tolerance
+
+
+def largest_first(config: LaunchConfig) -> Any:
+    """Sort key: the largest footprint first, then the most warps, then the last in canonical order."""
+    footprint, warps = _footprint(config)
+    return (-footprint, -warps, _Reversed(config.order))
+
+
+def smallest_first(config: LaunchConfig) -> Any:
+    """Sort key: the smallest footprint first, then the fewest warps, then canonical order."""
+    return (*_footprint(config), config.order)
+
+
+def _footprint(config: LaunchConfig) -> tuple[int, int]:
+    footprint = max(config.num_stages or 1, 1)
+    for _, text in config.kwargs:
+        value = json.loads(text)
+        if type(value) is int and value > 1:
+            footprint *= value
+    return footprint, config.num_warps or 0
+
+
+class _Reversed:
+    """Sorts backwards."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return bool(other.value < self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Reversed) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def merge(
+    journals: Iterable[Journal],
+    *,
+    rule: Rule = "pooled",
+    arch: str | None = None,
+    tolerance: float = 0.01,
+    spread_limit: float = 0.15,
+    tie_break: Callable[[LaunchConfig], Any] = largest_first,
+    date: str = "",
+    tables: Iterable[TableFile] = (),
+) -> MergeResult:
+    """Merge journals, and tables if any, into one table for each arch and top-level package.
+
+    Args:
+        journals: taken one by one and let go again: given an iterator, thousands of files need the memory of their
+            numbers only.
+        rule: ``pooled`` timings, or the ``majority`` of the recordings' winners, ties of votes by ``tie_break``.
+        arch: merge this one alone.
+        tolerance: what counts as the same time, as a fraction.
+        spread_limit: most that the measured spread may add to it.
+        tie_break: sort key; of tied candidates the least is chosen. It must tell all candidates apart.
+        date: for the entries' evidence. A pure function has no clock.
+        tables: entries that nothing was recorded for are carried over, denied configs stay denied, and of tied
+            candidates the one that a table has stays chosen.
+
+    Raises:
+        JournalError: ``arch`` is in no journal and no table, or one kernel was recorded from different sources.
+        TuningError: ``rule`` is not one of the two, or a number is negative or no number.
+    """
+    if rule not in get_args(Rule):
+        raise TuningError(f"rule: expected pooled or majority, found {rule!r}")
+    for name, value in (("tolerance", tolerance), ("spread_limit", spread_limit)):
+        if not 0 <= value < float("inf"):
+            raise TuningError(f"{name}: expected a fraction from 0 up, such as 0.01, found {value!r}")
+    gathered = _Gathered()
+    for journal in journals:
+        gathered.add(journal, arch)
+    layers = tuple(tables)
+    known = gathered.archs | {table.arch for table in layers}
+    if arch is not None and arch not in known:
+        raise JournalError(
+            f"arch: no journal has {arch!r}; these journals have {', '.join(sorted(known)) or 'no records'}"
+        )
+    hashes = gathered.source_hashes()
+    kept = [table for table in layers if arch in (None, table.arch)]
+    rules = _Rules(rule, tolerance, spread_limit, tie_break, TablesInForce(kept, tie_break))
+    keys = tuple(
+        _decide(rules, Kernel(kernel, hashes.get((found, kernel))), found, pool, gathered.origins)
+        for (found, kernel, _), pool in sorted(gathered.pools.items(), key=lambda item: item[0])
+    )
+    return MergeResult(
+        build_tables(keys, gathered.environments, kept, rules.in_force, rule, date),
+        keys,
+        rule,
+        len(gathered.origins),
+        gathered.records,
+        tuple(sorted(gathered.torn)),
+        tuple(sorted({facts.arch for facts in keys} | {table.arch for table in kept})),
+        collect_notes(keys, gathered.environments, rules.in_force),
+    )
+
+
+class _Gathered:
+    """Everything taken from the journals."""
+
+    def __init__(self) -> None:
+        self.pools: dict[tuple[str, str, str], Pool] = {}
+        self.origins: list[tuple[str, Environment]] = []
+        self.torn: list[tuple[str, int]] = []
+        self.archs: set[str] = set()
+        self.records = 0
+        # For each arch and kernel, the source hashes seen, each with the first journal by name that has it.
+        self.sources: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+        self.environments: defaultdict[tuple[str, str], set[Environment]] = defaultdict(set)
+
+    def add(self, journal: Journal, arch: str | None) -> None:
+        source = len(self.origins)
+        self.origins.append((journal.path, journal.environment))
+        if journal.torn_bytes:
+            self.torn.append((journal.path, journal.torn_bytes))
+        groups = set()
+        for record in journal.records:
+            self.archs.add(record.arch)
+            if arch not in (None, record.arch):
+                continue
+            self.records += 1
+            kernel = record.kernel
+            name = (record.arch, kernel.qualified_name, record.key.text)
+            pool = self.pools.get(name)
+            if pool is None:
+                pool = self.pools[name] = Pool(record.key)
+            pool.add(record, source)
+            groups.add((record.arch, kernel.package))
+            if kernel.source_hash is not None:
+                seen = self.sources[record.arch, kernel.qualified_name]
+                seen[kernel.source_hash] = min(journal.path, seen.get(kernel.source_hash, journal.path))
+        for group in groups:
+            self.environments[group].add(journal.environment)
+
+    def source_hashes(self) -> dict[tuple[str, str], str]:
+        for (arch, kernel), seen in sorted(self.sources.items()):
+            if len(seen) > 1:
+                shown = "; ".join(f"{digest[:12]} in {path}" for digest, path in sorted(seen.items()))
+                raise JournalError(
+                    f"kernel {kernel} on {arch} was recorded from {len(seen)} different sources ({shown}): timings of "
+                    "different code cannot be pooled; merge the journals of one version of the package",
+                    file=min(seen.values()),
+                )
+        return {name: next(iter(seen)) for name, seen in self.sources.items()}
+
+
+@dataclass(frozen=True)
+class _Rules:
+    rule: Rule
+    tolerance: float
+    spread_limit: float
+    tie_break: Callable[[LaunchConfig], Any]
+    in_force: TablesInForce
+
+
+@dataclass
+class _Standing:
+    """Which columns of a pool are eligible and tied, on all its recordings or on some."""
+
+    lows: dict[int, float] = field(default_factory=dict)
+    tied: tuple[int, ...] = ()
+    spread: float = 0.0
+    tolerance: float = 0.0
+
+
+def _eligible(rules: _Rules, arch: str, kernel: str, pool: Pool) -> list[int]:
+    able = [
+        at
+        for at, column in enumerate(pool.columns)
+        if column.timed
+        and not column.failed
+        and not (rules.in_force.denied and rules.in_force.is_denied(arch, kernel, pool.key, column.config))
+    ]
+    most = max((pool.columns[at].timed for at in able), default=0)
+    return [at for at in able if pool.columns[at].timed == most]
+
+
+def _stand(rules: _Rules, pool: Pool, eligible: Sequence[int], rows: Sequence[int] | None = None) -> _Standing:
+    columns = pool.columns
+    lows = {at: columns[at].pooled(columns[at].low, rows) for at in eligible}
+    lows = {at: low for at, low in lows.items() if low == low}  # NaN: not timed in these rows
+    if not lows:
+        return _Standing()
+    best = min(lows, key=lambda at: (lows[at], rules.tie_break(columns[at].config)))
+    spread = _spread(columns[best].low, columns[best].mid, rows)
+    tolerance = rules.tolerance + min(spread, rules.spread_limit)
+    limit = lows[best] * (1 + tolerance)
+    return _Standing(lows, tuple(at for at, low in lows.items() if low <= limit), spread, tolerance)
+
+
+def _spread(lows: Sequence[float], mids: Sequence[float], rows: Sequence[int] | None) -> float:
+    pairs = zip(lows, mids, strict=True) if rows is None else ((lows[row], mids[row]) for row in rows)
+    found = [(mid - low) / mid if mid > 0 else 0.0 for low, mid in pairs if mid < float("inf")]
+    return quantile(found, 0.5)
+
+
+def _pick(rules: _Rules, pool: Pool, standing: _Standing, rows: Sequence[int] | None = None) -> int | None:
+    """The column to choose, by either rule, without regard to tables in force."""
+    wanted: Iterable[int] = standing.tied
+    if rules.rule == "majority":
+        votes: dict[int, int] = defaultdict(int)
+        for winner in pool.winners if rows is None else (pool.winners[row] for row in rows):
+            if winner in standing.lows:
+                votes[winner] += 1
+        # No winner is eligible: each of them failed somewhere else.
+        most = max(votes.values(), default=0)
+        wanted = [at for at, count in votes.items() if count == most] or standing.tied
+    return min(wanted, key=lambda at: rules.tie_break(pool.columns[at].config), default=None)
+
+
+def _decide(
+    rules: _Rules, kernel: Kernel, arch: str, pool: Pool, origins: Sequence[tuple[str, Environment]]
+) -> KeyFacts:
+    eligible = _eligible(rules, arch, kernel.qualified_name, pool)
+    standing = _stand(rules, pool, eligible)
+    at = _pick(rules, pool, standing)
+    kept = False
+    choice = None if at is None else pool.columns[at].config
+    if choice is not None and rules.rule == "pooled":
+        incumbent = rules.in_force.incumbent(arch, entry_of(kernel, pool.key, choice, {}))
+        tied = {pool.columns[tie].config for tie in standing.tied}
+        if incumbent != choice and incumbent in tied:
+            choice, kept = incumbent, True
+    recordings = len(pool.sources)
+    confidence: Confidence = "clear"
+    if choice is None:
+        confidence = "none"
+    elif recordings == 1:
+        confidence = "single"
+    elif standing.spread > rules.spread_limit:
+        confidence = "noisy"
+    elif len(standing.tied) > 1:
+        confidence = "tied"
+    return KeyFacts(
+        arch,
+        kernel,
+        pool.key,
+        choice,
+        _candidates(pool, eligible, standing),
+        standing.tolerance,
+        standing.spread,
+        confidence,
+        _stability(rules, pool, eligible, at),
+        kept,
+        pool.shared == recordings,
+        tuple(sorted(pool.notes)),
+        pool,
+        origins,
+    )
+
+
+def _candidates(pool: Pool, eligible: Sequence[int], standing: _Standing) -> tuple[CandidateFacts, ...]:
+    wins: dict[int, int] = defaultdict(int)
+    for winner in pool.winners:
+        wins[winner] += 1
+    found = []
+    for at, column in enumerate(pool.columns):
+        low = standing.lows[at] if at in standing.lows else column.pooled(column.low)
+        timed = [value for value in column.low if value < float("inf")]
+        width = quantile(timed, 0.8) - quantile(timed, 0.2)
+        found.append(
+            CandidateFacts(
+                column.config,
+                low,
+                column.pooled(column.mid),
+                column.pooled(column.high),
+                width / low if low > 0 else 0.0,
+                column.timed,
+                column.failed,
+                wins[at],
+                at in eligible,
+                at in standing.tied,
+                tuple(sorted(column.errors)),
+            )
+        )
+    return tuple(
+        sorted(found, key=lambda item: (not item.timed, item.low_ms if item.timed else 0.0, item.config.order))
+    )
+
+
+def _stability(rules: _Rules, pool: Pool, eligible: Sequence[int], choice: int | None) -> float | None:
+    """How often the choice stays when a part of the recordings is left out: a stand-in for recording again."""
+    recordings = len(pool.sources)
+    if choice is None or recordings < 2:
+        return None
+    by_config = sorted(pool.columns, key=lambda column: column.config.order)
+
+    def content(row: int) -> tuple[float, ...]:
+        return tuple(-1.0 if (low := column.low[row]) != low else low for column in by_config)
+
+    rows = sorted(range(recordings), key=content)
+    if recordings > _SAMPLE:
+        rows = [rows[index * recordings // _SAMPLE] for index in range(_SAMPLE)]
+    parts = min(_PARTS, len(rows))
+    same = 0
+    for part in range(parts):
+        rest = [row for index, row in enumerate(rows) if index % parts != part]
+        same += _pick(rules, pool, _stand(rules, pool, eligible, rest), rest) == choice
+    return same / parts
