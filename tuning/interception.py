@@ -50,6 +50,7 @@ __all__ = [
     "Interception",
     "Treatment",
     "current_arch",
+    "device_facts",
     "facts",
     "find_autotuner",
     "running_under_interpreter",
@@ -131,6 +132,17 @@ def current_arch() -> str:
     if getattr(target, "backend", None) == "cuda":
         return f"sm{arch}"
     return str(arch).partition(":")[0] if arch else "cpu"
+
+
+def device_facts() -> tuple[str, int]:
+    """Name and number of multiprocessors of the current device; ``("", 0)`` where there is no GPU or none is known."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is None or running_under_interpreter() or not torch.cuda.is_available():
+        return "", 0
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return str(properties.name), int(properties.multi_processor_count)
 
 
 def source_hash(function: Callable[..., Any]) -> str | None:
@@ -434,7 +446,7 @@ class Interception:
     def _plan(self, autotuner: Any) -> _Plan:
         read = facts(autotuner)
         treatment = self._callbacks.reached(read)
-        identity = id(autotuner)
+        identity, configs = id(autotuner), autotuner.configs
         plans = self._plans
 
         def forget(ref: weakref.ref[Any]) -> None:
@@ -445,7 +457,7 @@ class Interception:
         plan = _Plan(autotuner, treatment, read.kernel, weakref.ref(autotuner, forget))
         with self._plans_lock:
             known = plans.get(identity)
-            if known is not None and known.ref() is autotuner and known.configs is autotuner.configs:
+            if known is not None and known.ref() is autotuner and known.configs is configs:
                 return known
             if self._active:
                 plans[identity] = plan

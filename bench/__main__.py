@@ -1,0 +1,32 @@
+"""``python -m bench CASE [options]``: run one benchmark and write its result as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+from bench import results
+
+CASES = {
+    "ssd": "record, merge and pin Mamba-2's SSD step in fresh processes, beside stock Triton (GPU)",
+}
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    commands = parser.add_subparsers(dest="case", required=True, metavar="CASE")
+    for name, text in CASES.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--out", type=Path, help="folder for the result (default: bench/results)")
+        command.add_argument("--name", help="name of the result (default: the case and the device)")
+        importlib.import_module(f"bench.{name}").add_arguments(command)
+    options = parser.parse_args()
+    result = importlib.import_module(f"bench.{options.case}").run(options)
+    device = str(result["device"]).lower().replace("nvidia ", "").replace(" ", "_")
+    print(f"wrote {results.write(options.name or f'{options.case}_{device}', result, options.out)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Where and how a result was measured, and writing it down."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def circumstances(packages: Sequence[str] = ("triton", "torch")) -> dict[str, Any]:
+    """Device, versions, commit, date and command of this run."""
+    found: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "command": " ".join(["python", "-m", "bench", *sys.argv[1:]]),
+        "commit": os.environ.get("BENCH_COMMIT") or _commit(),
+        "python": platform.python_version(),
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "device": "none",
+    }
+    found |= {package: _version(package) for package in packages}
+    try:
+        import torch
+    except ImportError:
+        return found
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+        found["device_count"] = torch.cuda.device_count()
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    run = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    )
+    return run.stdout.strip() or "unknown"
+
+
+def write(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
+    """Write one result as JSON under the results folder."""
+    folder = RESULTS if folder is None else folder
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(result, indent=1, sort_keys=False) + "\n")
+    return path

@@ -1,0 +1,422 @@
+"""install and uninstall, and what a policy does to the real autotuner over a stub kernel."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from stub_kernels import Bench, FakeTensor, StubKernel, autotuner, configs, launch
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources
+
+import tuning
+from tuning import AutotunePolicy, installation
+from tuning.journal import read_journal
+from tuning.spec import Key, LaunchConfig
+from tuning.tables import Entry, TableFile, write_table
+
+pytestmark = pytest.mark.stub
+
+KERNEL = "stub_kernels.kernel"
+SCOPE = ("stub_kernels",)
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    before = dict(vars(Autotuner))
+    yield
+    tuning.uninstall()
+    assert dict(vars(Autotuner)) == before
+
+
+def pinned(**fields: Any) -> AutotunePolicy:
+    return AutotunePolicy(mode="pinned", modules=SCOPE, **fields)
+
+
+def blocks(tuner: Any) -> list[int]:
+    return [int(dict(config.kwargs)["BLOCK"]) for config in tuner.fn.launches]
+
+
+def run(tuner: Any, n: Any = 8, **kwargs: Any) -> Any:
+    return launch(tuner, FakeTensor(), FakeTensor(), n, **{"flag": True, **kwargs})
+
+
+def entry(block: int, key: Key | None = None, **fields: Any) -> Entry:
+    return Entry(
+        kernel=KERNEL,
+        key=None if key is None else key.values,
+        dtypes=None if key is None else key.dtypes,
+        dtype_sequence=None,
+        config=LaunchConfig.build({"BLOCK": block}),
+        evidence={"source": "a test"},
+        **fields,
+    )
+
+
+def write(folder: Path, *entries: Entry, arch: str = "cpu", denied: tuple[Any, ...] = ()) -> Path:
+    return write_table(
+        folder,
+        TableFile(
+            arch=arch,
+            package="stub_kernels",
+            package_version="1",
+            triton=triton.__version__,
+            device="none",
+            entries=entries,
+            denied=denied,
+            path=None,
+        ),
+    )
+
+
+KEY = Key.of({"n": 8}, {"x": "float32", "y": "float32"})
+
+
+def test_pinned_without_a_table_takes_the_cheapest_and_never_benchmarks():
+    tuner = autotuner(configs(64, 16, 32))
+    with tuning.install(pinned()) as installed:
+        for _ in range(3):
+            run(tuner)
+        assert installed.mode == "pinned"
+        assert tuning.benchmarks_run() == 0
+        (choice,) = tuning.choices()
+    assert blocks(tuner) == [16, 16, 16]
+    assert (choice.kernel, choice.source, choice.origin, choice.arch) == (KERNEL, "cheapest", None, "cpu")
+    assert choice.config is tuner.configs[1]
+    assert choice.key == KEY
+
+
+def test_an_exact_entry_beats_a_wildcard_and_names_its_file(tmp_path):
+    path = write(tmp_path, entry(32, KEY), entry(64))
+    tuner = autotuner(configs(16, 32, 64))
+    with tuning.install(pinned(table_path=(str(tmp_path),))):
+        run(tuner)
+        run(tuner, 9)
+        first, second = tuning.choices()
+    assert blocks(tuner) == [32, 64]
+    assert (first.source, second.source) == ("exact", "wildcard")
+    assert first.origin == second.origin == os.fspath(path)
+
+
+def test_a_table_of_another_arch_in_this_arch_folder_is_refused_before_anything_changes(tmp_path):
+    path = write(tmp_path, entry(32, KEY), arch="sm120")
+    wrong = tmp_path / "sm121" / path.name
+    wrong.parent.mkdir()
+    path.rename(wrong)
+    before = tuning.install(pinned())
+    with pytest.raises(tuning.TableError) as caught:
+        tuning.install(pinned(table_path=(str(tmp_path),)))
+    assert caught.value.file == os.fspath(wrong)
+    assert tuning.active_policy() is before.policy
+
+
+def test_on_miss_error_names_the_fields_that_differ_and_launches_nothing(tmp_path):
+    write(tmp_path, entry(32, KEY))
+    tuner = autotuner(configs(16, 32))
+    with tuning.install(pinned(table_path=(str(tmp_path),), on_miss="error")):
+        run(tuner)
+        with pytest.raises(tuning.TableMissError) as caught:
+            run(tuner, 9)
+    assert blocks(tuner) == [32]
+    assert caught.value.kernel == KERNEL
+    assert caught.value.closest
+    assert "float32" not in "".join(caught.value.closest)
+
+
+def test_an_entry_that_is_no_candidate_is_a_miss_warned_once(tmp_path, caplog):
+    write(tmp_path, entry(48))
+    tuner = autotuner(configs(16, 32))
+    with caplog.at_level(logging.WARNING, "tuning"), tuning.install(pinned(table_path=(str(tmp_path),))):
+        for n in range(4):
+            run(tuner, n)
+        assert {choice.source for choice in tuning.choices()} == {"cheapest"}
+    assert caplog.text.count("BLOCK=48") == 1
+
+
+def test_a_changed_source_is_used_and_warned_once(tmp_path, caplog):
+    write(tmp_path, entry(32, source_hash="0123456789abcdef"))
+    tuner = autotuner(configs(16, 32))
+    with caplog.at_level(logging.WARNING, "tuning"), tuning.install(pinned(table_path=(str(tmp_path),))):
+        for n in range(4):
+            run(tuner, n)
+    assert blocks(tuner) == [32] * 4
+    assert len([record for record in caplog.records if "source" in record.getMessage()]) == 1
+
+
+def test_an_unset_mode_is_auto_and_triton_decides():
+    stub = StubKernel()
+    tuner = autotuner(configs(16, 32), stub=stub, bench=Bench({16: 2.0, 32: 1.0}, stub))
+    with tuning.install(AutotunePolicy(modules=SCOPE)) as installed:
+        run(tuner)
+        run(tuner)
+        assert installed.mode == "auto"
+        assert tuning.benchmarks_run() == 2
+        (choice,) = tuning.choices()
+    assert choice.source == "timed"
+    assert choice.launch_config.kwargs == (("BLOCK", "32"),)
+
+
+def test_config_invariant_kernels_keep_the_timed_choice_and_are_counted():
+    tuner = autotuner(configs(16, 32))
+    with tuning.install(pinned(config_invariant=(KERNEL,))) as installed:
+        run(tuner)
+        assert tuning.choices()[0].source == "timed"
+        assert tuning.benchmarks_run() == 2
+        assert [treatment for _, treatment in installed.reached] == ["observe"]
+
+
+def test_kernels_outside_the_scope_are_timed_and_named_once(caplog):
+    tuner = autotuner(configs(16, 32))
+    with (
+        caplog.at_level(logging.WARNING, "tuning"),
+        tuning.install(AutotunePolicy(mode="pinned", modules=("stub_kernel", "json"))),
+    ):
+        run(tuner)
+        run(tuner, 9)
+        assert tuning.choices() == ()
+        assert tuning.benchmarks_run() == 0
+    assert tuner.do_bench.calls == 4
+    assert caplog.text.count("outside the policy's modules") == 1
+    assert KERNEL in caplog.text
+
+
+def test_a_scope_that_matches_nothing_is_one_warning(caplog):
+    with caplog.at_level(logging.WARNING, "tuning"):
+        tuning.install(AutotunePolicy(mode="pinned", modules=("no_such_package_here.ops",)))
+    assert len(caplog.records) == 1
+    assert "no_such_package_here.ops" in caplog.text
+
+
+def test_install_replaces_and_leaving_an_older_block_uninstalls_nothing():
+    first = tuning.install(pinned())
+    with first, tuning.install(pinned(on_miss="error")) as second:
+        assert tuning.active_policy() is second.policy
+        first.uninstall()
+        assert tuning.active_policy() is second.policy
+    assert tuning.active_policy() is None
+    tuning.uninstall()
+
+
+@pytest.mark.parametrize("value", ["pinned", {"mode": "pinned"}, 3])
+def test_what_is_no_policy_is_refused(value):
+    with pytest.raises(tuning.PolicyError, match="expected an AutotunePolicy"):
+        tuning.install(value)
+    assert tuning.active_policy() is None
+
+
+def test_an_unwritable_record_path_raises_and_leaves_the_earlier_policy(tmp_path):
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    before = tuning.install(pinned())
+    with pytest.raises(tuning.JournalError):
+        tuning.install(AutotunePolicy(record_path=str(blocker / "run"), modules=SCOPE))
+    assert tuning.active_policy() is before.policy
+
+
+def test_an_unusable_manifest_path_raises_and_leaves_no_journal(tmp_path):
+    with pytest.raises(tuning.PolicyError, match="manifest_path"):
+        tuning.install(
+            AutotunePolicy(
+                record_path=str(tmp_path / "run"), modules=SCOPE, manifest_path=str(tmp_path / "no" / "m.json")
+            )
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unsupported_triton_raises_and_changes_nothing(monkeypatch):
+    monkeypatch.setattr(triton, "__version__", "9.1.0")
+    with pytest.raises(tuning.UnsupportedTritonError) as caught:
+        tuning.install(pinned())
+    assert caught.value.found == "9.1.0"
+    assert tuning.active_policy() is None
+
+
+def test_recording_journals_each_key_and_replaying_makes_the_same_choices(tmp_path):
+    """Record, merge, pin twice: the choice logs are byte-identical."""
+    from tuning.merge import merge
+
+    stub = StubKernel()
+    tuner = autotuner(configs(16, 32, 64), stub=stub, bench=Bench({16: 3.0, 32: 1.0, 64: 2.0}, stub))
+    with tuning.install(AutotunePolicy(record_path=str(tmp_path / "run"), modules=SCOPE)) as installed:
+        for n in (8, 9, 8):
+            run(tuner, n)
+        path = installed.journal_path
+    assert path is not None
+    journal = read_journal(path)
+    assert [record.winner.kwargs for record in journal.records] == [(("BLOCK", "32"),)] * 2
+    assert journal.environment.arch == "cpu"
+    assert journal.environment.triton
+    for table in merge([journal]).tables:
+        write_table(tmp_path / "tables", table)
+    logs = []
+    for _ in range(2):
+        with tuning.install(pinned(table_path=(str(tmp_path / "tables"),))):
+            for n in (8, 9, 8):
+                run(tuner, n)
+            assert tuning.benchmarks_run() == 0
+            logs.append(json.dumps([choice.to_json() for choice in tuning.choices()]).encode())
+    assert logs[0] == logs[1]
+    assert blocks(tuner)[-6:] == [32] * 6
+
+
+def test_recording_from_many_threads_leaves_one_valid_journal(tmp_path):
+    tuners = [autotuner(configs(16, 32)) for _ in range(3)]
+    failures = []
+
+    def work(offset):
+        try:
+            for step in range(40):
+                run(tuners[(step + offset) % 3], (step * 7 + offset) % 20)
+        except Exception as error:
+            failures.append(error)
+
+    with tuning.install(AutotunePolicy(record_path=str(tmp_path / "run"), modules=SCOPE)) as installed:
+        threads = [threading.Thread(target=work, args=(offset,)) for offset in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        path = installed.journal_path
+    assert failures == []
+    assert path is not None
+    journal = read_journal(path)
+    assert journal.torn_bytes == 0
+    assert len(journal.records) == sum(tuner.do_bench.calls for tuner in tuners) // 2
+
+
+def test_tables_do_not_depend_on_the_cache_folder_of_the_recording(tmp_path, monkeypatch):
+    """TRITON_CACHE_DIR changes mid-run; the replay gets the same configs."""
+    from tuning.merge import merge
+
+    stub = StubKernel()
+    tuner = autotuner(configs(16, 32), stub=stub, bench=Bench({16: 2.0, 32: 1.0}, stub))
+    with tuning.install(AutotunePolicy(record_path=str(tmp_path / "run"), modules=SCOPE)) as installed:
+        run(tuner, 8)
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "elsewhere"))
+        run(tuner, 9)
+        path = installed.journal_path
+    assert path is not None
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    tables = merge([read_journal(path)]).tables
+    for table in tables:
+        write_table(tmp_path / "tables", table)
+    with tuning.install(pinned(table_path=(str(tmp_path / "tables"),))):
+        run(tuner, 8)
+        run(tuner, 9)
+        assert [choice.source for choice in tuning.choices()] == ["exact", "exact"]
+    assert blocks(tuner)[-2:] == [32, 32]
+
+
+def test_a_hundred_values_of_a_key_cost_no_benchmark():
+    tuner = autotuner(configs(16, 32))
+    with tuning.install(pinned()):
+        for n in range(100):
+            run(tuner, n)
+        assert tuning.benchmarks_run() == 0
+        assert len(tuning.choices()) == 100
+
+
+def test_the_fallback_is_the_same_on_every_rank_and_stands_in_the_choices():
+    tuner = autotuner(
+        configs(16, 32, 64),
+        stub=StubKernel(
+            fails=lambda config, named: OutOfResources(9, 1, "smem") if dict(config.kwargs)["BLOCK"] == "16" else None
+        ),
+    )
+    with tuning.install(pinned()):
+        run(tuner)
+        (choice,) = tuning.choices()
+    assert choice.launch_config.kwargs == (("BLOCK", "32"),)
+    assert "OutOfResources" in choice.detail
+
+
+def test_chaos_makes_ranks_differ_on_purpose(monkeypatch):
+    seen = set()
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        tuner = autotuner(configs(16, 32, 64))
+        with tuning.install(pinned(chaos=True)):
+            run(tuner)
+            (choice,) = tuning.choices()
+        assert choice.source == "chaos"
+        seen.update(blocks(tuner))
+    assert seen == {16, 32, 64}
+
+
+def test_enumerating_logs_each_autotuner_once(caplog):
+    tuner = autotuner(configs(16, 32), reset_to_zero=["y"])
+    with caplog.at_level(logging.INFO, "tuning"), tuning.install(pinned(enumerate_autotuners=True)):
+        run(tuner)
+        run(tuner)
+    assert caplog.text.count("(2 candidates, key ['n']): pinned") == 1
+    assert "resets y to zero" in caplog.text
+
+
+def test_nothing_is_installed_outside():
+    assert tuning.active_policy() is None
+    assert tuning.choices() == ()
+    assert tuning.benchmarks_run() == 0
+    assert tuning.verify_choices() is True
+    assert tuning.maybe_verify_choices(0) is None
+
+
+def test_verification_outside_a_process_group_agrees():
+    with tuning.install(pinned(verify_every=10)):
+        assert tuning.maybe_verify_choices(5) is None
+        assert tuning.maybe_verify_choices(20) is True
+
+
+def test_install_touches_no_device(monkeypatch):
+    from triton.runtime.driver import driver
+
+    def refuse(*args):
+        raise AssertionError("the driver was asked")
+
+    class Untouchable:
+        __getattr__ = refuse
+
+    monkeypatch.setattr(type(driver), "active", property(refuse), raising=False)
+    with tuning.install(pinned()):
+        pass
+
+
+def test_a_failing_activation_restores_the_earlier_policy(monkeypatch):
+    before = tuning.install(pinned())
+    tuner = autotuner(configs(64, 16))
+
+    def refuse(self):
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(installation.Installation, "_activate", _refuse_unless(before, refuse))
+        with pytest.raises(RuntimeError, match="no"):
+            tuning.install(pinned(on_miss="error"))
+    assert tuning.active_policy() is before.policy
+    run(tuner)
+    assert blocks(tuner) == [16]
+
+
+def _refuse_unless(allowed, refuse):
+    original = installation.Installation._activate
+
+    def activate(self):
+        return original(self) if self is allowed else refuse(self)
+
+    return activate
+
+
+def test_importing_the_package_imports_neither_torch_nor_triton():
+    code = (
+        "import sys, tuning; "
+        "assert not {'torch', 'triton', 'msgpack', 'numpy'} & set(sys.modules), sorted(sys.modules); "
+        "tuning.AutotunePolicy(); assert not {'torch', 'triton'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -1,0 +1,548 @@
+"""Install a policy in this process. The only module with process-wide state.
+
+``install`` validates everything that can be validated without touching a device, and only then replaces the previous
+installation: whatever raises leaves the earlier policy in place. What needs a device (the arch, and with it the tables
+that ship with the library) waits for the first launch that asks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import platform
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .errors import PolicyError, TuningError
+from .interception import AutotunerFacts, Interception, Treatment, device_facts
+from .journal import JournalWriter
+from .policy import AutotunePolicy
+from .selection import Decision, Notice, decide
+from .spec import Choice, Environment, Kernel, Key, TuningRecord
+from .tables import Tables, load_tables
+from .verification import Launched, Verifier
+
+if TYPE_CHECKING:
+    from .determinism import DeterministicMode
+    from .manifest import Manifest
+
+__all__ = [
+    "Installation",
+    "active_policy",
+    "benchmarks_run",
+    "choices",
+    "install",
+    "maybe_verify_choices",
+    "uninstall",
+    "verify_choices",
+]
+
+logger = logging.getLogger("tuning")
+
+_lock = threading.RLock()
+_current: Installation | None = None
+
+
+def process_rank() -> int:
+    """Rank of this process: from a launcher's ``RANK``, else from an initialised process group, else 0."""
+    text = os.environ.get("RANK", "")
+    if text.isdecimal():
+        return int(text)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return 0
+
+
+def _world_size() -> int:
+    text = os.environ.get("WORLD_SIZE", "")
+    return int(text) if text.isdecimal() and int(text) > 0 else 1
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _package_versions(modules: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Versions of the distributions that provide the packages in scope, by top-level package."""
+    wanted = sorted({module.partition(".")[0] for module in modules})
+    providers = importlib.metadata.packages_distributions()
+    return tuple(
+        (package, ", ".join(f"{name} {_version(name)}" for name in sorted(set(providers[package]))))
+        for package in wanted
+        if package in providers
+    )
+
+
+class _Session:
+    """What interception asks and tells: one per installation; safe from several threads."""
+
+    def __init__(self, policy: AutotunePolicy, mode: str) -> None:
+        self.policy = policy
+        self.mode = mode
+        self.lock = threading.RLock()
+        self.choices: list[Choice] = []
+        self.benchmarks: dict[str, int] = {}
+        self.reached_facts: dict[str, AutotunerFacts] = {}
+        self.treatments: dict[str, Treatment] = {}
+        self.kernels: dict[str, Kernel] = {}
+        self.writer: JournalWriter | None = None
+        self._described = False
+        self._tables: dict[str, Tables] = {}
+        self._said: set[tuple[str, str, str]] = set()
+
+    # -- tables --
+
+    def preload(self) -> None:
+        """Read every table of the user's folders, so that a malformed one is found before anything changes."""
+        for folder in self.policy.table_path:
+            arches = (
+                sorted(path.name for path in Path(folder).iterdir() if path.is_dir()) if os.path.isdir(folder) else []
+            )
+            for arch in arches or ["cpu"]:
+                self.tables(arch)
+
+    def tables(self, arch: str) -> Tables:
+        """The tables of an arch, read once."""
+        with self.lock:
+            found = self._tables.get(arch)
+            if found is None:
+                found = self._tables[arch] = load_tables(arch, self.policy.table_path)
+            return found
+
+    def table_files(self) -> tuple[Any, ...]:
+        """Every table file read so far."""
+        with self.lock:
+            return tuple(file for arch in sorted(self._tables) for file in self._tables[arch].files)
+
+    # -- interception's callbacks --
+
+    def reached(self, autotuner: AutotunerFacts) -> Treatment:
+        """Decide by scope and mode; say once what lies outside."""
+        name = autotuner.kernel.qualified_name
+        in_scope = self.policy.in_scope(name)
+        invariant = self.policy.is_config_invariant(name)
+        treatment: Treatment
+        if not in_scope or len(autotuner.candidates) == 1:
+            treatment = "ignore"
+        elif self.mode == "auto" or invariant:
+            treatment = "observe"
+        else:
+            treatment = "pinned" if self.mode == "pinned" else "record"
+        with self.lock:
+            first = name not in self.reached_facts
+            self.reached_facts[name] = autotuner
+            self.treatments[name] = treatment
+            self.kernels[name] = autotuner.kernel
+        if first and len(autotuner.candidates) > 1:
+            self._announce(autotuner, name, in_scope, invariant)
+        return treatment
+
+    def _announce(self, autotuner: AutotunerFacts, name: str, in_scope: bool, invariant: bool) -> None:
+        count = len(autotuner.candidates)
+        if not in_scope and self.mode == "pinned":
+            logger.warning(
+                "%s has %d candidates and lies outside the policy's modules (%s): Triton times it. "
+                "Add %r to modules to pin it",
+                name,
+                count,
+                " ".join(self.policy.modules) or "none",
+                autotuner.kernel.package,
+            )
+        elif self.policy.enumerate_autotuners:
+            state = (
+                "outside the policy's modules, timed"
+                if not in_scope
+                else "timed: it is config-invariant"
+                if invariant
+                else {"auto": "timed", "pinned": "pinned", "record": "timed and recorded"}[self.mode]
+            )
+            logger.info("autotuner %s (%d candidates, key %s): %s", name, count, list(autotuner.key_names), state)
+        if in_scope and self.mode == "pinned" and autotuner.reset_to_zero and self.policy.enumerate_autotuners:
+            logger.warning(
+                "%s resets %s to zero while Triton benchmarks, and only then: a caller that relies on it for its first "
+                "launch gets no reset from a pinned one, as it gets none from any later launch",
+                name,
+                ", ".join(autotuner.reset_to_zero),
+            )
+
+    def in_scope(self, kernel: str) -> bool:
+        """Whether a kernel's benchmarks are counted."""
+        return self.policy.in_scope(kernel)
+
+    def decide(self, kernel: Kernel, key: Key, arch: str, candidates: Sequence[Any]) -> Decision:
+        """Choose by the tables of the arch and the policy; say each notice once."""
+        rank = process_rank() if self.policy.chaos else 0
+        decision = decide(kernel, key, arch, candidates, self.tables(arch), self.policy, chaos_rank=rank)
+        for notice in decision.notices:
+            self._say(kernel.qualified_name, notice)
+        return decision
+
+    def _say(self, kernel: str, notice: Notice) -> None:
+        with self.lock:
+            mark = (kernel, notice.kind, notice.message)
+            if mark in self._said:
+                return
+            self._said.add(mark)
+        logger.warning("%s", notice.message)
+
+    def chosen(self, choice: Choice) -> None:
+        """Keep a choice."""
+        with self.lock:
+            self.choices.append(choice)
+        if self.policy.enumerate_autotuners:
+            logger.info(
+                "%s [%s]: %s (%s%s)",
+                choice.kernel,
+                choice.key,
+                choice.launch_config,
+                choice.source,
+                f", {choice.origin}" if choice.origin else "",
+            )
+
+    def recorded(self, record: TuningRecord) -> None:
+        """Journal a record."""
+        if self.writer is None:
+            return
+        with self.lock:
+            described, self._described = self._described, True
+        if not described:
+            self.writer.describe(self.environment(record.arch))
+        self.writer.write(record)
+
+    def benchmarked(self, kernel: str) -> None:
+        """Count one benchmark."""
+        with self.lock:
+            self.benchmarks[kernel] = self.benchmarks.get(kernel, 0) + 1
+
+    # -- where we are --
+
+    def environment(self, arch: str = "", *, touch_device: bool = True) -> Environment:
+        """Where this process runs. Without ``touch_device`` nothing is asked of a driver."""
+        device, multiprocessors = device_facts() if touch_device else ("", 0)
+        return Environment(
+            arch=arch,
+            device=device,
+            multiprocessors=multiprocessors,
+            triton=_version("triton") or str(getattr(sys.modules.get("triton"), "__version__", "")),
+            torch=_version("torch"),
+            python=platform.python_version(),
+            packages=_package_versions(self.policy.modules) if touch_device else (),
+            rank=process_rank(),
+            world_size=_world_size(),
+            host=socket.gethostname(),
+        )
+
+
+class Installation:
+    """An installed policy; made by :func:`install`. As a context manager, leaving the block uninstalls.
+
+    Attributes:
+        policy: the policy.
+        mode: the mode that holds.
+        deterministic: whether deterministic mode was asked for.
+    """
+
+    def __init__(self, policy: AutotunePolicy, *, deterministic: bool = False) -> None:
+        self.policy = policy
+        self.deterministic = deterministic
+        self.mode = policy.effective_mode(deterministic=deterministic)
+        self._session = _Session(policy, self.mode)
+        self._verifier = Verifier()
+        self._interception = Interception(self._session)
+        self._determinism: DeterministicMode | None = None
+        self._closed = False
+
+    # -- life --
+
+    def _prepare(self) -> None:
+        """Everything that can fail, with nothing changed that outlives a failure."""
+        session = self._session
+        if self.mode == "pinned":
+            session.preload()
+        if self.deterministic:
+            from .determinism import DeterministicMode
+
+            self._determinism = DeterministicMode()
+            self._determinism.check()
+        if self.policy.manifest_path is not None:
+            _require_writable_folder(self.policy.manifest_path)
+        if self.mode == "record":
+            assert self.policy.record_path is not None
+            session.writer = JournalWriter(self.policy.record_path, session.environment(touch_device=False))
+
+    def _activate(self) -> None:
+        if self._determinism is not None:
+            self._determinism.apply()
+        try:
+            self._interception.apply()
+        except BaseException:
+            if self._determinism is not None:
+                self._determinism.restore()
+            raise
+
+    def _deactivate(self) -> None:
+        self._interception.undo()
+        if self._determinism is not None:
+            self._determinism.restore()
+
+    def _close(self) -> None:
+        """Write what is to be left behind. Called once, after the patches are gone or as the interpreter exits."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._close)
+        if self._session.writer is not None:
+            self._session.writer.close()
+        if self.policy.manifest_path is not None:
+            path = Path(self.policy.manifest_path)
+            rank = process_rank()
+            # Ranks of a run agree, or verification says where not: one file would be written by all of them at once.
+            target = path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+            from .manifest import write_manifest
+
+            write_manifest(target, self.manifest())
+
+    def uninstall(self) -> None:
+        """Uninstall this policy if it is still the installed one."""
+        with _lock:
+            if _current is self:
+                uninstall()
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.uninstall()
+
+    def __repr__(self) -> str:
+        changes = ", ".join(f"{name}={value!r}" for name, value in self.policy.changes().items())
+        return f"<Installation mode={self.mode}{' deterministic' if self.deterministic else ''} {changes}>"
+
+    # -- what happened --
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Choices made since installation, in order."""
+        with self._session.lock:
+            return tuple(self._session.choices)
+
+    @property
+    def benchmarks(self) -> int:
+        """Benchmarks of single candidates, by autotuners in scope, since installation."""
+        with self._session.lock:
+            return sum(self._session.benchmarks.values())
+
+    @property
+    def reached(self) -> tuple[tuple[AutotunerFacts, Treatment], ...]:
+        """Every autotuner launched since installation, by kernel name, with what was done to it."""
+        with self._session.lock:
+            facts, treatments = self._session.reached_facts, self._session.treatments
+            return tuple((facts[name], treatments[name]) for name in sorted(facts))
+
+    @property
+    def journal_path(self) -> str | None:
+        """Path of this process's journal, in record mode."""
+        return None if self._session.writer is None else self._session.writer.path
+
+    def manifest(self) -> Manifest:
+        """What ran so far."""
+        from .manifest import build_manifest
+
+        return build_manifest(self)
+
+    def verify(self, group: Any = None, *, step: int | None = None) -> bool:
+        """See :func:`verify_choices`."""
+        launched = self._launched()
+        return self._verifier.check(launched, group=group, step=step, strict=self.policy.verify_strict).agreed
+
+    def _launched(self) -> list[Launched]:
+        exempt = self.policy.is_config_invariant
+        return [
+            Launched(
+                kernel=choice.kernel,
+                key=choice.key.text,
+                config=choice.launch_config.text,
+                source=choice.source,
+                exempt=exempt(choice.kernel),
+            )
+            for choice in self.choices
+        ]
+
+
+def _require_writable_folder(path: str) -> None:
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
+        problem = "is a folder" if os.path.isdir(path) else f"lies in {folder}, which is no folder that can be written"
+        raise PolicyError(
+            f"manifest_path: {path!r} {problem}; expected the path of a file in a writable folder",
+            field="manifest_path",
+            value=path,
+            expected="the path of a file in a writable folder",
+        )
+
+
+def _importable(package: str) -> bool:
+    if package in sys.modules:
+        return True
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def install(policy: AutotunePolicy | None = None, *, deterministic: bool = False) -> Installation:
+    """Put a policy in charge of every autotuner in scope, now and later, in place of the previous policy.
+
+    Touches no device: call it as early as you like, before or after the kernels are imported.
+
+    Args:
+        policy: the policy; the default policy when None.
+        deterministic: also put the whole process into deterministic mode, which makes pinned the default mode.
+
+    Returns:
+        The installation, a context manager whose block uninstalls when it is left.
+
+    Raises:
+        PolicyError: ``policy`` is not a policy, or a path in it cannot be used.
+        TableError: a table of ``table_path`` is malformed or missing.
+        JournalError: ``record_path`` cannot be written.
+        UnsupportedTritonError: the installed Triton is not supported.
+        DeterminismError: deterministic mode refuses this process.
+        Whatever is raised, nothing has changed and the earlier policy is still installed.
+    """
+    global _current
+    if policy is None:
+        policy = AutotunePolicy()
+    if not isinstance(policy, AutotunePolicy):
+        raise PolicyError(
+            f"policy: expected an AutotunePolicy or None, got {type(policy).__name__}; "
+            "policy_from_mapping, policy_from_args and policy_from_yaml make one",
+            value=policy,
+            expected="an AutotunePolicy or None",
+        )
+    with _lock:
+        installation = Installation(policy, deterministic=deterministic)
+        try:
+            installation._prepare()
+        except BaseException:
+            if installation._session.writer is not None:
+                installation._session.writer.close()
+            raise
+        previous = _current
+        if previous is not None:
+            previous._deactivate()
+        try:
+            installation._activate()
+        except BaseException:
+            if previous is not None:
+                previous._activate()
+            if installation._session.writer is not None:
+                installation._session.writer.close()
+            raise
+        _current = installation
+        atexit.register(installation._close)
+    if previous is not None:
+        previous._close()
+    packages = sorted({module.partition(".")[0] for module in policy.modules})
+    if installation.mode != "auto" and not any(_importable(package) for package in packages):
+        logger.warning(
+            "the policy's modules (%s) match nothing that can be imported here: no autotuner will be in scope; "
+            "name the packages whose kernels you run in modules",
+            " ".join(policy.modules) or "none",
+        )
+    logger.info("installed: %r", installation)
+    return installation
+
+
+def uninstall() -> None:
+    """Take the installed policy out and restore exactly what was there. Does nothing when none is installed."""
+    global _current
+    with _lock:
+        installation, _current = _current, None
+        if installation is None:
+            return
+        installation._deactivate()
+    installation._close()
+
+
+def active_installation() -> Installation | None:
+    """The installation in charge, or None."""
+    return _current
+
+
+def active_policy() -> AutotunePolicy | None:
+    """The policy in charge, or None."""
+    installation = _current
+    return None if installation is None else installation.policy
+
+
+def choices() -> tuple[Choice, ...]:
+    """Choices made since ``install``, in the order in which they were made; empty when nothing is installed."""
+    installation = _current
+    return () if installation is None else installation.choices
+
+
+def benchmarks_run() -> int:
+    """How many candidates autotuners in scope have timed since ``install``; 0 when nothing is installed."""
+    installation = _current
+    return 0 if installation is None else installation.benchmarks
+
+
+def _require_installation(what: str) -> Installation:
+    installation = _current
+    if installation is None:
+        raise TuningError(f"{what}: no policy is installed; call tuning.install() first, on every rank")
+    return installation
+
+
+def _in_process_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def verify_choices(group: Any = None) -> bool:
+    """Compare what the ranks of a group have launched. Call it where all of them arrive.
+
+    Args:
+        group: a torch process group; the default group when None.
+
+    Returns:
+        Whether all agree, and the same on each rank. True outside a process group.
+
+    Raises:
+        DisagreementError: ranks disagree and the policy is strict, or a rank sent what cannot be read; on all ranks.
+        AbsentRankError: a rank did not arrive in time.
+        TuningError: no policy is installed on this rank though there is a process group.
+    """
+    if not _in_process_group():
+        return True
+    return _require_installation("verify_choices").verify(group)
+
+
+def maybe_verify_choices(step: int, group: Any = None) -> bool | None:
+    """:func:`verify_choices` at every step that is a multiple of the policy's ``verify_every``.
+
+    Returns:
+        The verdict, or None where no check is due at this step or no policy is installed.
+
+    Raises:
+        As :func:`verify_choices`.
+    """
+    installation = _current
+    if installation is None or installation.policy.verify_every == 0 or step % installation.policy.verify_every:
+        return None
+    return installation.verify(group, step=step)
