@@ -18,7 +18,7 @@ import enum
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
 
 __all__ = [
@@ -232,7 +232,20 @@ CONFIG_DEFAULTS: Mapping[str, Json] = {"num_ctas": 1, "maxnreg": None, "ir_overr
 _CORE_FIELDS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 # Triton 3.2 and 3.3 carry four warp-specialisation fields whose neutral value is 0 (or None under the interpreter).
 # A config that leaves them neutral is the same config on every version, so neutral values are not part of identity.
-_NEUTRAL: tuple[object, ...] = (None, 0)
+_KNOWN_FIELDS = frozenset((*_CORE_FIELDS, "kwargs", "pre_hook"))
+# Values whose equality, given equal types, is equality of their encoding.
+_INTERNED = frozenset((int, str, bool, type(None)))
+
+
+@lru_cache(maxsize=1 << 16)
+def _interned(names: tuple[str, ...], extra: tuple[str, ...], values: tuple[Any, ...], kinds: tuple[type, ...]) -> Any:
+    """One object per content: a kernel meets the same few candidates at each new key, and encoding costs most."""
+    count, end = len(names), len(names) + len(extra)
+    return LaunchConfig.build(
+        dict(zip(names, values, strict=False)),
+        extra=dict(zip(extra, values[count:end], strict=True)),
+        **dict(zip(_CORE_FIELDS, values[end:], strict=True)),
+    )
 
 
 @dataclass(frozen=True)
@@ -257,15 +270,22 @@ class LaunchConfig:
     def of(cls, config: Any) -> LaunchConfig:
         """Read a live ``triton.Config`` of any supported version, or any object with its attributes."""
         fields = vars(config)
-        extra = {
-            name: value
+        core = tuple(fields.get(name, CONFIG_DEFAULTS.get(name)) for name in _CORE_FIELDS)
+        extra = [
+            (name, value)
             for name, value in fields.items()
-            if name not in (*_CORE_FIELDS, "kwargs", "pre_hook")
+            if name not in _KNOWN_FIELDS
+            and value is not None
+            and not (type(value) is int and value == 0)
             and not name.startswith("_")
-            and not any(value is neutral or (type(value) is int and value == neutral) for neutral in _NEUTRAL)
-        }
-        core = {name: fields.get(name, CONFIG_DEFAULTS.get(name)) for name in _CORE_FIELDS}
-        return cls.build(config.kwargs, extra=extra, **core)
+        ]
+        kwargs = config.kwargs
+        values = (*kwargs.values(), *(value for _, value in extra), *core)
+        kinds = tuple(map(type, values))
+        if all(kind in _INTERNED for kind in kinds):
+            interned: LaunchConfig = _interned(tuple(kwargs), tuple(name for name, _ in extra), values, kinds)
+            return interned
+        return cls.build(kwargs, extra=dict(extra), **dict(zip(_CORE_FIELDS, core, strict=True)))
 
     @classmethod
     def build(
