@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
@@ -19,7 +20,7 @@ from tuning._table_rows import SCHEMA_VERSION, Denied, Entry, Pairs, TableFile
 from tuning.errors import TableError
 from tuning.spec import Json, LaunchConfig, canonical_json
 
-__all__ = ["ARCH", "MAX_BYTES", "MAX_DEPTH", "PACKAGE", "parse"]
+__all__ = ["ARCH", "MAX_BYTES", "MAX_DEPTH", "PACKAGE", "attempt", "entry_of_text", "fail", "parse"]
 
 MAX_BYTES = 64 * 1024 * 1024
 """Largest table file that is read. A table of 100,000 entries takes about 40 MiB."""
@@ -32,7 +33,20 @@ PACKAGE = re.compile(r"[^\W\d]\w*")
 _KERNEL = re.compile(r"[^\s.]+(\.[^\s.]+)+")
 _NAME = PACKAGE
 _DTYPE = re.compile(r"(?!torch\.)\S+")
+_WARPS = tuple(1 << power for power in range(11))
 _HASH = re.compile(r"[0-9a-f]{8,128}")
+
+
+# Files hold a few different names and dtypes, a hundred thousand times.
+@lru_cache(maxsize=4096)
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+@lru_cache(maxsize=4096)
+def _is_dtype(text: str) -> bool:
+    return text.isascii() and _DTYPE.fullmatch(text) is not None
+
 
 _FILE_MEMBERS = {"schema_version", "arch", "package", "package_version", "triton", "device", "entries", "denied"}
 _FILE_OPTIONAL = {"multiprocessors"}
@@ -303,7 +317,7 @@ def _pairs(raw: Any, encode: Callable[[Any], str], what: str) -> Pairs:
     name = ""
     try:
         for name, value in raw:
-            if not _NAME.fullmatch(name):
+            if not _is_name(name):
                 raise _Fault("the name of an argument", f"the name {_quote(name)}")
             if name in pairs:
                 raise _Fault("each member once", "a second member of this name")
@@ -314,6 +328,8 @@ def _pairs(raw: Any, encode: Callable[[Any], str], what: str) -> Pairs:
 
 
 def _dtype(raw: Any) -> str:
+    if type(raw) is str and _is_dtype(raw):
+        return raw
     return _text(raw, 'a dtype without its library\'s prefix, such as "bfloat16"', _DTYPE)
 
 
@@ -333,11 +349,10 @@ def _field(members: dict[str, Any], name: str, read: Callable[..., Any], *args: 
 
 
 def _warps(raw: Any) -> int | None:
-    what = "a power of two, or null"
-    warps = _count(raw, what, 1)
-    if warps is not None and warps & (warps - 1):
-        raise _Fault(what, _found(raw))
-    return warps
+    # Triton refuses other numbers itself; 1,024 is the limit on threads in a block of every device it compiles for.
+    if raw is None or (type(raw) is int and raw in _WARPS):
+        return raw
+    raise _Fault("a power of two up to 1024, or null", _found(raw))
 
 
 def _ir_override(raw: Any) -> str | None:
@@ -528,6 +543,22 @@ def fail(file: str | None, where: str, expected: str, found: str, advice: str = 
     """Raise the one error that a table file can cause."""
     message = f"{file or 'table'}: {where}: expected {expected}, found {found}" + (f"; {advice}" if advice else "")
     raise TableError(message, file=file, where=where, expected=expected, found=found)
+
+
+def entry_of_text(text: str, package: str, file: str | None, triton: str) -> Entry | None:
+    """The entry that is the whole of a text, or None where there is any fault."""
+    try:
+        return _entry(_load(text), package, file, triton)
+    except (_Fault, ValueError, RecursionError):
+        return None
+
+
+def attempt(text: str, file: str | None, arch: str, package: str) -> TableFile | None:
+    """What :func:`parse` returns, or None where it raises an error."""
+    try:
+        return _table(_load(text), file, arch, package)
+    except (_Fault, ValueError, RecursionError):
+        return None
 
 
 def parse(data: bytes, file: str | None = None, *, arch: str | None = None, package: str | None = None) -> TableFile:

@@ -46,13 +46,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import stat
-import tempfile
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tuning._table_rows import SCHEMA_VERSION, Denied, Entry, TableFile, render
+from tuning._table_scan import LoadedFile, load
 from tuning._table_schema import ARCH, MAX_BYTES, PACKAGE, fail, parse
 from tuning.errors import TableError
 from tuning.spec import Key, LaunchConfig
@@ -129,12 +129,15 @@ def table_bytes(table: TableFile) -> bytes:
         fail(table.path, "$", "a table made of JSON values", f"{type(error).__name__}: {error}")
     back = parse(data, table.path)
     # Evidence is left out of the comparison: a tuple comes back as a list. Identity and config must survive exactly.
-    given: tuple[Entry | Denied, ...] = (*table.entries, *table.denied)
-    kept = {row.identity: row.config for row in (*back.entries, *back.denied)}
-    for row in given:
+    kept = {row.identity: row.config for row in _all_rows(back)}
+    for row in _all_rows(table):
         if kept.get(row.identity) != row.config:
             fail(table.path, "$", "rows whose values are in canonical encoding", f"one that reads back changed: {row}")
     return data
+
+
+def _all_rows(table: TableFile) -> tuple[Entry | Denied, ...]:
+    return (*table.entries, *table.denied)
 
 
 def write_table(folder: str | os.PathLike[str], table: TableFile) -> Path:
@@ -156,21 +159,19 @@ def write_table(folder: str | os.PathLike[str], table: TableFile) -> Path:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    # Beside the target, for a rename is atomic only within one file system. The suffix keeps readers off it.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    # Beside the target, for a rename is atomic only within one file system; hidden and with another suffix, so that no
+    # reader takes it for a table. The mode is that of any new file: what the umask leaves.
+    temporary = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
-            # mkstemp makes files private; a table is for everyone whom the umask allows.
-            mask = os.umask(0)
-            os.umask(mask)
-            os.fchmod(stream.fileno(), 0o666 & ~mask)
             os.fsync(stream.fileno())
-        os.replace(name, path)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            os.unlink(temporary)
         raise
     with contextlib.suppress(OSError):  # some network file systems cannot sync a folder; the data itself is synced
         folder = os.open(path.parent, os.O_RDONLY)
@@ -211,22 +212,29 @@ class _Rows:
 
 
 class _DeniedRows:
-    """All layers' denied configs of one kernel, grouped by the names that they constrain."""
+    """All layers' denied configs of one kernel, top layer first, grouped by the names that they constrain."""
 
     def __init__(self) -> None:
-        self.groups: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[object, list[Denied]]] = {}
+        self._groups: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[object, list[tuple[int, Denied]]]] = {}
+        self._count = 0
 
     def add(self, row: Denied) -> None:
         values, dtypes = sorted(row.key or ()), sorted(row.dtypes or ())
         names = tuple(name for name, _ in values), tuple(name for name, _ in dtypes)
         wanted = tuple(text for _, text in values), tuple(dtype for _, dtype in dtypes)
-        self.groups.setdefault(names, {}).setdefault(wanted, []).append(row)
+        self._groups.setdefault(names, {}).setdefault(wanted, []).append((self._count, row))
+        self._count += 1
 
-    def matching(self, key: Key) -> Iterable[Denied]:
+    def matching(self, key: Key) -> dict[LaunchConfig, Denied]:
         values, dtypes = dict(key.values), dict(key.dtypes)
-        for (value_names, dtype_names), rows in self.groups.items():
-            wanted = tuple(map(values.get, value_names)), tuple(map(dtypes.get, dtype_names))
-            yield from rows.get(wanted, ())
+        found: list[tuple[int, Denied]] = []
+        for (value_names, dtype_names), rows in self._groups.items():
+            found += rows.get((tuple(map(values.get, value_names)), tuple(map(dtypes.get, dtype_names))), ())
+        found.sort(key=lambda item: item[0], reverse=True)
+        return {row.config: row for _, row in found}  # the topmost row of a config comes last and stays
+
+
+_NOTHING: Mapping[LaunchConfig, Denied] = {}
 
 
 class Tables:
@@ -234,38 +242,47 @@ class Tables:
 
     Attributes:
         arch: the arch.
-        files: the files, top layer first, by package within a layer.
     """
 
-    def __init__(self, arch: str, layers: Sequence[Sequence[TableFile]] = ()) -> None:
+    def __init__(self, arch: str, layers: Sequence[Sequence[TableFile | LoadedFile]] = ()) -> None:
         """Overlay ``layers``, each the files of one folder, the first on top.
 
         Raises:
             TableError: a file is for another arch.
         """
         self.arch = arch
-        self.files: tuple[TableFile, ...] = tuple(file for layer in layers for file in layer)
-        for file in self.files:
-            if file.arch != arch:
-                fail(file.path, "$.arch", f'"{arch}"', f'"{file.arch}"')
-        self._layers: list[dict[str, list[Entry]]] = []
+        self._layers = [
+            [file if isinstance(file, LoadedFile) else LoadedFile.of(file) for file in layer] for layer in layers
+        ]
         self._denied: dict[str, _DeniedRows] = {}
-        for layer in layers:
-            by_kernel: dict[str, list[Entry]] = {}
-            for file in layer:
-                for entry in file.entries:
-                    by_kernel.setdefault(entry.kernel, []).append(entry)
-                for row in file.denied:
-                    self._denied.setdefault(row.kernel, _DeniedRows()).add(row)
-            self._layers.append(by_kernel)
+        for file in self._all():
+            head = file.head
+            if head.arch != arch:
+                fail(head.path, "$.arch", f'"{arch}"', f'"{head.arch}"', "tables are for one arch")
+            for row in head.denied:
+                self._denied.setdefault(row.kernel, _DeniedRows()).add(row)
         # Built when a kernel is first asked for: a process uses a few kernels of a table of thousands of entries.
         self._index: dict[str, tuple[_Rows, ...]] = {}
+
+    def _all(self) -> Iterator[LoadedFile]:
+        return (file for layer in self._layers for file in layer)
+
+    def _of(self, kernel: str) -> Iterator[list[Entry]]:
+        """The kernel's entries, layer by layer."""
+        for layer in self._layers:
+            entries = [entry for file in layer for entry in file.entries(kernel)]
+            if entries:
+                yield entries
+
+    @property
+    def files(self) -> tuple[TableFile, ...]:
+        """The files, top layer first, by package within a layer."""
+        return tuple(file.table for file in self._all())
 
     def _rows(self, kernel: str) -> tuple[_Rows, ...]:
         rows = self._index.get(kernel)
         if rows is None:
-            rows = tuple(_Rows(layer[kernel]) for layer in self._layers if kernel in layer)
-            self._index[kernel] = rows
+            rows = self._index[kernel] = tuple(map(_Rows, self._of(kernel)))
         return rows
 
     def exact(self, kernel: str, key: Key) -> Entry | None:
@@ -282,35 +299,31 @@ class Tables:
 
     def wildcard(self, kernel: str) -> Entry | None:
         """The kernel's ``*`` entry, from the topmost layer that has one."""
-        return next((rows.wildcard for rows in self._rows(kernel) if rows.wildcard is not None), None)
+        for rows in self._rows(kernel):
+            if rows.wildcard is not None:
+                return rows.wildcard
+        return None
 
     def denied(self, kernel: str, key: Key) -> Mapping[LaunchConfig, Denied]:
         """The configs that must not be launched for this key, from all layers; where several deny one, the topmost."""
         rows = self._denied.get(kernel)
-        found: dict[LaunchConfig, Denied] = {}
-        if rows is not None:
-            for row in sorted(rows.matching(key), key=lambda row: self._depth(row)):
-                found.setdefault(row.config, row)
-        return found
-
-    def _depth(self, row: Denied) -> int:
-        return next((depth for depth, file in enumerate(self.files) if file.path == row.origin), len(self.files))
+        return rows.matching(key) if rows is not None else _NOTHING
 
     def entries(self, kernel: str) -> tuple[Entry, ...]:
         """The kernel's entries that no upper layer hides, top layer first."""
         kept: dict[object, Entry] = {}
-        for layer in self._layers:
-            for entry in layer.get(kernel, ()):
+        for layer in self._of(kernel):
+            for entry in layer:
                 kept.setdefault(entry.identity, entry)
         return tuple(kept.values())
 
     def kernels(self) -> tuple[str, ...]:
         """Qualified names of the kernels that have an entry or a denied config, sorted."""
-        return tuple(sorted({kernel for layer in self._layers for kernel in layer} | self._denied.keys()))
+        return tuple(sorted({kernel for file in self._all() for kernel in file.kernels} | self._denied.keys()))
 
     def __repr__(self) -> str:
-        counts = Counter(file.package for file in self.files)
-        return f"Tables({self.arch!r}, {len(self.files)} files: {', '.join(sorted(counts)) or 'none'})"
+        packages = sorted({file.head.package for file in self._all()})
+        return f"Tables({self.arch!r}: {', '.join(packages) or 'none'})"
 
 
 def bundled_folder() -> Path:
@@ -345,12 +358,15 @@ def load_tables(arch: str, table_path: Sequence[str | os.PathLike[str]] = ()) ->
     """
     if not ARCH.fullmatch(arch):
         raise TableError(f"arch: expected a name such as sm90, found {arch!r}", expected="an arch", found=repr(arch))
+    if isinstance(table_path, (str, bytes, os.PathLike)):
+        found = repr(table_path)
+        raise TableError(f"table_path: expected a sequence of folders, found {found}", expected="folders", found=found)
     layers = [_layer(Path(folder), arch) for folder in table_path]
     layers.append(_files(bundled_folder() / arch))
     return Tables(arch, layers)
 
 
-def _layer(folder: Path, arch: str) -> list[TableFile]:
+def _layer(folder: Path, arch: str) -> list[LoadedFile]:
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing"
         fail(os.fspath(folder), "$", f"a folder laid out as {_LAYOUT}", found, "correct table_path")
@@ -369,14 +385,17 @@ def _names(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if re.fullmatch(r"[^.].*\.json", path.name))
 
 
-def _files(folder: Path) -> list[TableFile]:
+def _files(folder: Path) -> list[LoadedFile]:
     if not folder.is_dir():
         return []
     try:
         paths = _names(folder)
     except OSError as error:
         fail(os.fspath(folder), "$", "a folder that can be read", error.strerror or str(error))
+    files = []
     for path in paths:
-        if not PACKAGE.fullmatch(path.name.removesuffix(".json")):
+        package = path.name.removesuffix(".json")
+        if not PACKAGE.fullmatch(package):
             fail(os.fspath(path), "$", "a file named after a top-level package", f"the name {path.name}")
-    return [read_table(path) for path in paths]
+        files.append(load(_read(os.fspath(path)), os.fspath(path), folder.name, package))
+    return files
