@@ -54,17 +54,17 @@ class Ssd:
 
         self._function = mamba_chunk_scan_combined
         self.shape = s = shape
-        generator = torch.Generator(device="cpu").manual_seed(seed)
+        generator = torch.Generator(device=device).manual_seed(seed)
         dtype = getattr(torch, s.dtype)
 
         def make(*sizes: int, dtype: Any = dtype, scale: float = 1.0) -> Any:
-            values = torch.randn(*sizes, generator=generator, dtype=torch.float32) * scale
-            return values.to(dtype).to(device).requires_grad_()
+            values = torch.randn(*sizes, generator=generator, dtype=torch.float32, device=device) * scale
+            return values.to(dtype).requires_grad_()
 
         self.inputs = {
             "x": make(s.batch, s.seqlen, s.nheads, s.headdim),
             "dt": make(s.batch, s.seqlen, s.nheads),
-            "A": (-torch.rand(s.nheads, generator=generator) - 0.5).to(device).requires_grad_(),
+            "A": (-torch.rand(s.nheads, generator=generator, device=device) - 0.5).requires_grad_(),
             "B": make(s.batch, s.seqlen, s.ngroups, s.dstate, scale=0.3),
             "C": make(s.batch, s.seqlen, s.ngroups, s.dstate, scale=0.3),
             "D": make(s.nheads, dtype=torch.float32),
