@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-class EntryLike(Protocol):
+class _EntryLike(Protocol):
     """What is read of a table entry."""
 
     @property
@@ -69,7 +69,7 @@ class EntryLike(Protocol):
     def triton(self) -> str: ...
 
 
-class DeniedLike(Protocol):
+class _DeniedLike(Protocol):
     """What is read of a denied config."""
 
     @property
@@ -80,16 +80,16 @@ class DeniedLike(Protocol):
     def origin(self) -> str | None: ...
 
 
-class TablesLike(Protocol):
+class _TablesLike(Protocol):
     """What is asked of tables; :class:`tuning.tables.Tables` is one."""
 
-    def exact(self, kernel: str, key: Key) -> EntryLike | None: ...
-    def wildcard(self, kernel: str) -> EntryLike | None: ...
-    def denied(self, kernel: str, key: Key) -> Mapping[LaunchConfig, DeniedLike]: ...
-    def entries(self, kernel: str) -> Sequence[EntryLike]: ...
+    def exact(self, kernel: str, key: Key) -> _EntryLike | None: ...
+    def wildcard(self, kernel: str) -> _EntryLike | None: ...
+    def denied(self, kernel: str, key: Key) -> Mapping[LaunchConfig, _DeniedLike]: ...
+    def entries(self, kernel: str) -> Sequence[_EntryLike]: ...
 
 
-class PolicyLike(Protocol):
+class _PolicyLike(Protocol):
     """What is read of a policy; :class:`tuning.policy.AutotunePolicy` is one."""
 
     @property
@@ -214,9 +214,9 @@ class _Situation:
     key: Key
     arch: str
     ranked: tuple[LaunchConfig, ...]  # live and not denied, cheapest first
-    denied: Mapping[LaunchConfig, DeniedLike]
-    tables: TablesLike
-    policy: PolicyLike
+    denied: Mapping[LaunchConfig, _DeniedLike]
+    tables: _TablesLike
+    policy: _PolicyLike
     triton: str
     notices: list[Notice]
 
@@ -236,7 +236,7 @@ class _Pick:
     detail: str = ""
 
 
-def _from_entry(situation: _Situation, entry: EntryLike | None, source: Source) -> _Pick | None:
+def _from_entry(situation: _Situation, entry: _EntryLike | None, source: Source) -> _Pick | None:
     if entry is None:
         return None
     place = f"the {'*' if entry.key is None else 'exact'} entry in {entry.origin or 'a table'}"
@@ -308,7 +308,7 @@ def _error(situation: _Situation) -> _Pick:
 _ON_MISS: Mapping[str, Callable[[_Situation], _Pick]] = {"cheapest": _cheapest, "error": _error}
 
 
-def _differences(key: Key, entry: EntryLike) -> tuple[str, ...]:
+def _differences(key: Key, entry: _EntryLike) -> tuple[str, ...]:
     """The fields in which an entry differs from a key, as ``name=entry's value (not the key's)``."""
     if entry.key is None:
         return ()
@@ -361,8 +361,8 @@ def decide(
     key: Key,
     arch: str,
     candidates: Sequence[Any] | Candidates,
-    tables: TablesLike,
-    policy: PolicyLike,
+    tables: _TablesLike,
+    policy: _PolicyLike,
     *,
     chaos_rank: int = 0,
     triton: str = "",
@@ -439,8 +439,8 @@ def choose(
     key: Key,
     arch: str,
     candidates: Sequence[Any] | Candidates,
-    tables: TablesLike,
-    policy: PolicyLike,
+    tables: _TablesLike,
+    policy: _PolicyLike,
 ) -> Choice:
     """The choice of :func:`decide` alone; ``kernel`` may be given by its qualified name."""
     known = kernel if isinstance(kernel, Kernel) else Kernel(kernel)

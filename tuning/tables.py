@@ -48,9 +48,10 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tuning._table_index import DeniedIndex, RowIndex
 from tuning._table_rows import SCHEMA_VERSION, Denied, Entry, TableFile, render
 from tuning._table_scan import LoadedFile, load
 from tuning._table_schema import ARCH, MAX_BYTES, PACKAGE, fail, parse
@@ -181,59 +182,6 @@ def _replace(path: Path, data: bytes) -> None:
             os.close(folder)
 
 
-class _Rows:
-    """One layer's rows of one kernel, indexed."""
-
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self.wildcard: Entry | None = None
-        self.named: dict[object, Entry] = {}
-        self.sequence: dict[object, Entry] = {}
-        self.multiset: dict[object, Entry | None] = {}
-        for entry in entries:
-            if entry.key is None:
-                self.wildcard = entry
-                continue
-            values = tuple(sorted(entry.key))
-            if entry.dtypes is not None:
-                self.named[values, tuple(sorted(entry.dtypes))] = entry
-                continue
-            dtypes = entry.dtype_sequence or ()
-            self.sequence[values, dtypes] = entry
-            unordered = (values, tuple(sorted(dtypes)))
-            self.multiset[unordered] = None if unordered in self.multiset else entry
-
-    def exact(self, key: Key) -> Entry | None:
-        values = tuple(sorted(key.values))
-        entry = self.named.get((values, tuple(sorted(key.dtypes))))
-        if entry is None and self.sequence:
-            dtypes = key.dtype_sequence
-            entry = self.sequence.get((values, dtypes)) or self.multiset.get((values, tuple(sorted(dtypes))))
-        return entry
-
-
-class _DeniedRows:
-    """All layers' denied configs of one kernel, top layer first, grouped by the names that they constrain."""
-
-    def __init__(self) -> None:
-        self._groups: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[object, list[tuple[int, Denied]]]] = {}
-        self._count = 0
-
-    def add(self, row: Denied) -> None:
-        values, dtypes = sorted(row.key or ()), sorted(row.dtypes or ())
-        names = tuple(name for name, _ in values), tuple(name for name, _ in dtypes)
-        wanted = tuple(text for _, text in values), tuple(dtype for _, dtype in dtypes)
-        self._groups.setdefault(names, {}).setdefault(wanted, []).append((self._count, row))
-        self._count += 1
-
-    def matching(self, key: Key) -> dict[LaunchConfig, Denied]:
-        values, dtypes = dict(key.values), dict(key.dtypes)
-        found: list[tuple[int, Denied]] = []
-        for (value_names, dtype_names), rows in self._groups.items():
-            found += rows.get((tuple(map(values.get, value_names)), tuple(map(dtypes.get, dtype_names))), ())
-        found.sort(key=lambda item: item[0], reverse=True)
-        return {row.config: row for _, row in found}  # the topmost row of a config comes last and stays
-
-
 _NOTHING: Mapping[LaunchConfig, Denied] = {}
 
 
@@ -254,15 +202,15 @@ class Tables:
         self._layers = [
             [file if isinstance(file, LoadedFile) else LoadedFile.of(file) for file in layer] for layer in layers
         ]
-        self._denied: dict[str, _DeniedRows] = {}
+        self._denied: dict[str, DeniedIndex] = {}
         for file in self._all():
             head = file.head
             if head.arch != arch:
                 fail(head.path, "$.arch", f'"{arch}"', f'"{head.arch}"', "tables are for one arch")
             for row in head.denied:
-                self._denied.setdefault(row.kernel, _DeniedRows()).add(row)
+                self._denied.setdefault(row.kernel, DeniedIndex()).add(row)
         # Built when a kernel is first asked for: a process uses a few kernels of a table of thousands of entries.
-        self._index: dict[str, tuple[_Rows, ...]] = {}
+        self._index: dict[str, tuple[RowIndex, ...]] = {}
 
     def _all(self) -> Iterator[LoadedFile]:
         return (file for layer in self._layers for file in layer)
@@ -279,10 +227,10 @@ class Tables:
         """The files, top layer first, by package within a layer."""
         return tuple(file.table for file in self._all())
 
-    def _rows(self, kernel: str) -> tuple[_Rows, ...]:
+    def _rows(self, kernel: str) -> tuple[RowIndex, ...]:
         rows = self._index.get(kernel)
         if rows is None:
-            rows = self._index[kernel] = tuple(map(_Rows, self._of(kernel)))
+            rows = self._index[kernel] = tuple(map(RowIndex, self._of(kernel)))
         return rows
 
     def exact(self, kernel: str, key: Key) -> Entry | None:
