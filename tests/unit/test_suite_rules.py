@@ -111,3 +111,21 @@ def test_a_given_cache_folder_is_kept(tmp_path: Path) -> None:
     run(tmp_path, TRITON_CACHE_DIR=str(mine), MINE=str(mine))
     assert outcomes(tmp_path)["failure"] == {"cache"}
     assert mine.exists()
+
+
+@pytest.mark.parametrize(
+    ("cases", "line", "status"),
+    [
+        ("<testcase/><testcase><skipped/></testcase>", "1 passed, 0 failed, 1 skipped", 0),
+        ("<testcase/><testcase><failure/></testcase>", "1 passed, 1 failed, 0 skipped", 1),
+        ("<testcase/><testcase><error/></testcase>", "1 passed, 1 failed, 0 skipped", 1),
+        ("<testcase><skipped/></testcase>", "0 passed, 0 failed, 1 skipped", 1),
+        ("", "0 passed, 0 failed, 0 skipped", 1),
+    ],
+)
+def test_a_run_without_tests_is_no_success(tmp_path: Path, cases: str, line: str, status: int) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    command = [sys.executable, str(CONFTEST.parents[1] / ".ci" / "count.py"), str(report)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.stdout.strip(), result.returncode) == (line, status)
