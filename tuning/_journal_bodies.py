@@ -10,10 +10,10 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -21,7 +21,7 @@ from tuning._journal_frames import MAX_BODY
 from tuning.errors import JournalError
 from tuning.spec import CandidateTiming, Environment, Json, Kernel, Key, LaunchConfig, TuningRecord, canonical_json
 
-__all__ = ["SCHEMA_VERSION", "Malformed", "decode", "encode_environment", "encode_record"]
+__all__ = ["SCHEMA_VERSION", "Identity", "Malformed", "Measurement", "decode", "encode_environment", "encode_record"]
 
 SCHEMA_VERSION = 1
 """Version of the bodies. It changes when an older reader could not read a newer file."""
@@ -220,13 +220,72 @@ def _config(value: Any) -> LaunchConfig:
     return LaunchConfig(**data)
 
 
-@dataclass(frozen=True)
-class _Identity:
+@dataclass(frozen=True, eq=False)
+class Identity:
+    """What is equal in the records of all ranks: see :class:`tuning.spec.TuningRecord`.
+
+    Attributes:
+        kernel, key, arch, specialization: as there.
+        configs: the candidates, and after them the winner, should it be none of them.
+    """
+
     kernel: Kernel
     key: Key
     arch: str
     configs: tuple[LaunchConfig, ...]
     specialization: Json
+
+
+class Measurement(NamedTuple):
+    """A record as it stands in a frame; a merge of millions of timings needs no objects for them.
+
+    Attributes:
+        identity: what was measured. Readers give equal ones as one object.
+        times: for each candidate its times in milliseconds, or None.
+        errors: why candidates failed, by their index.
+        winner: index of the winner in ``identity.configs``.
+        shared, note: as in :class:`tuning.spec.TuningRecord`.
+    """
+
+    identity: Identity
+    times: Sequence[Sequence[float] | None]
+    errors: Mapping[int, str]
+    winner: int
+    shared: bool
+    note: str
+
+    @classmethod
+    def of(cls, record: TuningRecord) -> Measurement:
+        """The measurement that a record holds."""
+        configs = tuple(timing.config for timing in record.timings)
+        if record.winner not in configs:
+            configs += (record.winner,)
+        return cls(
+            Identity(record.kernel, record.key, record.arch, configs, record.specialization),
+            [timing.times_ms for timing in record.timings],
+            {index: timing.error for index, timing in enumerate(record.timings) if timing.error is not None},
+            configs.index(record.winner),
+            record.shared,
+            record.note,
+        )
+
+    def record(self) -> TuningRecord:
+        """The record that was written."""
+        identity, errors = self.identity, self.errors
+        timings = tuple(
+            CandidateTiming(config, None if times is None else tuple(times), errors.get(index))
+            for index, (config, times) in enumerate(zip(identity.configs, self.times, strict=False))
+        )
+        return TuningRecord(
+            identity.kernel,
+            identity.key,
+            identity.arch,
+            timings,
+            identity.configs[self.winner],
+            self.shared,
+            identity.specialization,
+            self.note,
+        )
 
 
 _IDENTITY = ("kernel", "source_hash", "arch", "values", "dtypes", "call_order", "configs", "specialization")
@@ -238,8 +297,8 @@ def _check_arch(arch: str) -> str:
     return arch
 
 
-@lru_cache(maxsize=2048)
-def _identity(packed: bytes) -> _Identity:
+@lru_cache(maxsize=4096)
+def _identity(packed: bytes) -> Identity:
     members = _members(_unpack(packed), "identity", _IDENTITY)
     kernel, source_hash, arch, values, dtypes, call_order, configs, specialization = members
     name = _typed(kernel, "kernel", str)
@@ -251,7 +310,7 @@ def _identity(packed: bytes) -> _Identity:
         _typed(argument, "call_order", str)
     if specialization is not None:
         specialization = _json(_typed(specialization, "specialization", str), "specialization", floats=True)
-    return _Identity(
+    return Identity(
         Kernel(name, source_hash),
         Key(_encoded(values, "values"), _pairs(dtypes, "dtypes"), tuple(call_order)),
         _check_arch(_typed(arch, "arch", str)),
@@ -263,7 +322,7 @@ def _identity(packed: bytes) -> _Identity:
 _RECORD = ("kind", "identity", "times", "errors", "winner", "shared", "note")
 
 
-def _record(data: dict[str, Any]) -> TuningRecord:
+def _record(data: dict[str, Any]) -> Measurement:
     _, packed, times, errors, winner, shared, note = _members(data, "record", _RECORD)
     identity = _identity(_typed(packed, "identity", bytes))
     configs = identity.configs
@@ -271,32 +330,26 @@ def _record(data: dict[str, Any]) -> TuningRecord:
         raise Malformed(f"times must be a list with one item for each of {len(configs)} candidates")
     if type(winner) is not int or not 0 <= winner < len(configs):
         raise Malformed(f"winner must be the index of one of {len(configs)} candidates, found {str(winner)[:80]}")
-    measured = [item for item in times if item is not None]
-    if not all(type(item) is list and item for item in measured):
-        raise Malformed("times must hold lists of numbers, or nil for a candidate that failed")
-    flat = list(itertools.chain.from_iterable(measured))
-    if flat and (set(map(type, flat)) != {float} or not math.isfinite(math.fsum(flat)) or min(flat) < 0):
-        raise Malformed("times must be finite floats from 0 up")
+    measured = times if None not in times else [item for item in times if item is not None]
+    if measured:
+        if set(map(type, measured)) != {list} or not all(measured):
+            raise Malformed("times must hold lists of numbers, or nil for a candidate that failed")
+        flat = list(itertools.chain.from_iterable(measured))
+        if set(map(type, flat)) != {float} or not math.isfinite(sum(flat)) or min(flat) < 0:
+            raise Malformed("times must be finite floats from 0 up")
+    reasons = _reasons(_typed(errors, "errors", list), len(times)) if errors != [] else {}
+    return Measurement(identity, times, reasons, winner, _typed(shared, "shared", bool), _typed(note, "note", str))
+
+
+def _reasons(errors: list[Any], candidates: int) -> dict[int, str]:
     reasons: dict[int, str] = {}
-    for item in _typed(errors, "errors", list):
+    for item in errors:
         if type(item) is not list or len(item) != 2 or type(item[0]) is not int or type(item[1]) is not str:
             raise Malformed(f"errors must be pairs of an index and a text, found {str(item)[:80]!r}")
-        if not 0 <= item[0] < len(times) or item[0] in reasons:
+        if not 0 <= item[0] < candidates or item[0] in reasons:
             raise Malformed(f"errors must name each candidate at most once, found index {item[0]}")
         reasons[item[0]] = item[1]
-    return TuningRecord(
-        identity.kernel,
-        identity.key,
-        identity.arch,
-        tuple(
-            CandidateTiming(config, None if values is None else tuple(values), reasons.get(index))
-            for index, (config, values) in enumerate(zip(configs, times, strict=False))
-        ),
-        configs[winner],
-        _typed(shared, "shared", bool),
-        identity.specialization,
-        _typed(note, "note", str),
-    )
+    return reasons
 
 
 _ENVIRONMENT_FIELDS = tuple(field.name for field in fields(Environment))
@@ -326,7 +379,7 @@ def _environment(data: dict[str, Any]) -> Environment:
     return Environment(**environment)
 
 
-def decode(body: bytes) -> Environment | TuningRecord:
+def decode(body: bytes) -> Environment | Measurement:
     """What a body says, checked field by field.
 
     Raises:

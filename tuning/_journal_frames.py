@@ -41,22 +41,23 @@ def bodies(file: BinaryIO, size: int, name: str) -> Iterator[tuple[int, bytes | 
     """Offset and body of each frame; None as the body of a torn tail."""
     offset = 0
     while offset < size:
-        header = file.read(min(_HEADER.size, size - offset))
+        header = file.read(_HEADER.size)
         fault = "no frame starts here"
-        if len(header) == _HEADER.size and _valid_header(header):
-            length = _HEADER.unpack(header)[1]
-            if length > MAX_BODY:
-                raise JournalError(
-                    f"journal {name}: the frame at offset {offset} says {length} bytes, more than {MAX_BODY}",
-                    file=name,
-                    offset=offset,
-                )
-            body = file.read(min(length + 1, size - offset - len(header)))
-            if body[length:] == _END and zlib.crc32(body[:length]) == _HEADER.unpack(header)[2]:
-                yield offset, body[:length]
-                offset += len(header) + length + 1
-                continue
-            fault = "the checksum of this frame is wrong"
+        if len(header) == _HEADER.size:
+            magic, length, body_crc, header_crc = _HEADER.unpack(header)
+            if magic == _MAGIC and zlib.crc32(header[:-4]) == header_crc:
+                if length > MAX_BODY:
+                    raise JournalError(
+                        f"journal {name}: the frame at offset {offset} says {length} bytes, more than {MAX_BODY}",
+                        file=name,
+                        offset=offset,
+                    )
+                body = file.read(length + 1)
+                if len(body) > length and body.endswith(_END) and zlib.crc32(body[:-1]) == body_crc:
+                    yield offset, body[:-1]
+                    offset += _HEADER.size + length + 1
+                    continue
+                fault = "the checksum of this frame is wrong"
         file.seek(offset)
         if not _is_torn(file, size - offset):
             hint = "" if offset else " (is it a journal at all?)"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from tuning._merge_pools import Pool, quantile
+from tuning._merge_pools import FAILED, Pool, quantile
 from tuning.spec import Environment, Json, Kernel, Key, LaunchConfig
 from tuning.tables import TableFile
 
@@ -154,8 +154,7 @@ class KeyFacts:
     @cached_property
     def regrets(self) -> tuple[float, ...]:
         """Regret of the choice in each recording where it is known, sorted; see :attr:`RecordingFacts.regret`."""
-        found = (self._regret(row) for row in range(self.recordings_count))
-        return tuple(sorted(value for value in found if value is not None))
+        return tuple(sorted(value for value in self._row_regrets if value is not None))
 
     @cached_property
     def recordings(self) -> tuple[RecordingFacts, ...]:
@@ -199,22 +198,25 @@ class KeyFacts:
         winner = self._pool.columns[self._pool.winners[row]]
         median = winner.mid[row]
         return RecordingFacts(
-            path, environment, winner.config, median if median < math.inf else math.nan, self._regret(row)
+            path, environment, winner.config, median if median < math.inf else math.nan, self._row_regrets[row]
         )
 
     @cached_property
-    def _chosen_at(self) -> int | None:
-        return next((at for at, column in enumerate(self._pool.columns) if column.config == self.choice), None)
-
-    def _regret(self, row: int) -> float | None:
-        if self._chosen_at is None:
-            return None
-        values = [column.low[row] for column in self._pool.columns]
-        mine = values[self._chosen_at]
-        if not mine < math.inf:
-            return None
-        best = min(value for value in values if value <= mine)
-        return mine / best - 1 if best > 0 else None
+    def _row_regrets(self) -> tuple[float | None, ...]:
+        chosen = next((column for column in self._pool.columns if column.config == self.choice), None)
+        if chosen is None:
+            return (None,) * self.recordings_count
+        # NaN compares with nothing: where a candidate was not tried it counts as infinitely slow.
+        lows = [
+            column.low
+            if column.timed + column.failed == self.recordings_count
+            else [value if value <= FAILED else FAILED for value in column.low]
+            for column in self._pool.columns
+        ]
+        return tuple(
+            mine / best - 1 if mine < FAILED and best > 0 else None
+            for mine, best in zip(chosen.low, map(min, zip(*lows, strict=True)), strict=True)
+        )
 
     def worst_regret(self) -> float | None:
         """The largest regret over the recordings, or None where none is known."""

@@ -1,8 +1,8 @@
 """Accumulators of a merge: what all recordings of one kernel and key measured, as columns of numbers.
 
 A merge of thousands of rank files holds millions of timings, so they are kept in arrays of doubles (24 bytes for each
-candidate of each recording) and the records that they came from are let go. A column holds one number for each
-recording of its key: a time in milliseconds, infinity where the candidate failed, NaN where it was not tried.
+candidate of each recording) and the records that they came from are let go. Recordings come in with the same candidates
+in the same order nearly always: those are appended to one block, row by row, and the columns are cut out at the end.
 """
 
 from __future__ import annotations
@@ -10,77 +10,86 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
-from tuning.spec import CandidateTiming, Key, LaunchConfig, TuningRecord
+from tuning._journal_bodies import Identity, Measurement
+from tuning.spec import Key, LaunchConfig
 
-__all__ = ["Column", "Pool", "quantile"]
+__all__ = ["ABSENT", "FAILED", "Column", "Pool", "median", "quantile"]
 
-_FAILED = math.inf
-_ABSENT = math.nan
+FAILED = math.inf
+"""Stands in a column where the candidate failed."""
+
+ABSENT = math.nan
+"""Stands in a column where the candidate was not tried."""
 
 
-def quantile(values: Iterable[float], part: float) -> float:
-    """Linear quantile of some numbers, whatever their order; NaN of none."""
-    ordered = sorted(values)
+def quantile(ordered: Sequence[float], part: float) -> float:
+    """Linear quantile of sorted numbers; NaN of none."""
     if not ordered:
         return math.nan
     place = part * (len(ordered) - 1)
     at = int(place)
-    low = ordered[at]
+    low, high = ordered[at], ordered[min(at + 1, len(ordered) - 1)]
     # Between two equal numbers the interpolation could leave the last bit different from both.
-    high = ordered[min(at + 1, len(ordered) - 1)]
     return low if low == high else low + (high - low) * (place - at)
 
 
+def median(values: Iterable[float]) -> float:
+    """Median of numbers in any order; NaN of none."""
+    return quantile(sorted(values), 0.5)
+
+
 class Column:
-    """One candidate of one kernel and key.
+    """One candidate of one kernel and key. Each array has one number for each recording of that key.
 
     Attributes:
         config: the candidate.
-        low, mid, high: 20th percentile, median and 80th percentile in each recording. All three are the median where a
-            recording has nothing else.
+        low, mid, high: 20th percentile, median and 80th percentile in milliseconds, or :data:`FAILED` or
+            :data:`ABSENT`. All three are the median where a recording has nothing else.
         timed, failed: in how many recordings it was timed, and failed.
         errors: why it failed, each reason once.
     """
 
     __slots__ = ("config", "errors", "failed", "high", "low", "mid", "timed")
 
-    def __init__(self, config: LaunchConfig, recordings: int) -> None:
+    def __init__(self, config: LaunchConfig, low: array[float], mid: array[float], high: array[float]) -> None:
         self.config = config
-        self.low = array("d", [_ABSENT]) * recordings
-        self.mid = array("d", [_ABSENT]) * recordings
-        self.high = array("d", [_ABSENT]) * recordings
-        self.timed = 0
-        self.failed = 0
+        self.low = low
+        self.mid = mid
+        self.high = high
+        self.failed = low.count(FAILED)
+        self.timed = sum(value < FAILED for value in low)
         self.errors: set[str] = set()
 
-    def add(self, timing: CandidateTiming) -> None:
-        """Append what a recording found."""
-        times = timing.times_ms
-        if times is None:
-            self.low.append(_FAILED)
-            self.mid.append(_FAILED)
-            self.high.append(_FAILED)
-            self.failed += 1
-            self.errors.add(timing.error or "failed")
-            return
-        # Triton's benchmarker gives median, 20th and 80th percentile. Another one may give the median alone.
-        mid = times[0]
-        self.low.append(min(mid, times[1]) if len(times) > 1 else mid)
-        self.mid.append(mid)
-        self.high.append(max(mid, times[2]) if len(times) > 2 else mid)
-        self.timed += 1
+    def times(self, numbers: Sequence[float], rows: Sequence[int] | None = None) -> list[float]:
+        """Those of ``numbers`` (in ``rows``) that are times, sorted."""
+        if rows is not None:
+            numbers = [numbers[row] for row in rows]
+        elif self.timed == len(numbers):
+            return sorted(numbers)
+        return sorted(value for value in numbers if value < FAILED)  # false for NaN, which ABSENT is
 
-    def skip(self) -> None:
-        """Append that a recording did not try it."""
-        self.low.append(_ABSENT)
-        self.mid.append(_ABSENT)
-        self.high.append(_ABSENT)
 
-    def pooled(self, numbers: Sequence[float], rows: Sequence[int] | None = None) -> float:
-        """Median over the recordings (or ``rows`` of them) in which it was timed; NaN if there are none."""
-        taken = numbers if rows is None else [numbers[row] for row in rows]
-        return quantile((value for value in taken if value < _FAILED), 0.5)  # also false for NaN
+class _Block:
+    """Recordings with the same candidates in the same order, one after the other."""
+
+    __slots__ = ("high", "low", "mid", "sources", "winners")
+
+    def __init__(self) -> None:
+        self.low = array("d")
+        self.mid = array("d")
+        self.high = array("d")
+        self.sources = array("L")
+        self.winners = array("L")
+
+
+_Place = tuple[Identity, tuple[int, ...], _Block, tuple[int, ...]]
+_MOST_KNOWN = 64  # a reader that cannot keep its identities must not make every pool keep them
+
+
+def _fill(times: Sequence[float] | None) -> Sequence[float]:
+    return (FAILED,) * 3 if times is None else (times[0], times[-1], times[0])
 
 
 class Pool:
@@ -88,65 +97,102 @@ class Pool:
 
     Attributes:
         key: the key, in the first of the declaration orders seen.
-        columns: the candidates, in the order in which they were met: no result may depend on it.
+        columns: the candidates; filled by :meth:`seal`. No result may depend on their order.
         sources: for each recording, the index of its journal.
         winners: for each recording, the index of the column of its winner.
         shared: number of recordings that are timings of an equal key of another type.
         notes: warnings of the records, each once.
     """
 
-    __slots__ = ("_index", "_known", "columns", "key", "notes", "shared", "sources", "winners")
+    __slots__ = (
+        "_blocks", "_configs", "_errors", "_index", "_known",
+        "columns", "key", "notes", "shared", "sources", "winners",
+    )  # fmt: skip
 
     def __init__(self, key: Key) -> None:
         self.key = key
-        self.columns: list[Column] = []
+        self.columns: tuple[Column, ...] = ()
         self.sources = array("L")
         self.winners = array("L")
         self.shared = 0
         self.notes: set[str] = set()
+        self._blocks: dict[tuple[int, ...], _Block] = {}
+        self._configs: list[LaunchConfig] = []
+        self._errors: dict[int, set[str]] = {}
         self._index: dict[LaunchConfig, int] = {}
-        # Hashing a config costs more than all else that is done to a timing, and a reader gives equal configs of
-        # different files as one object: known by identity, kept alive here.
-        self._known: dict[int, tuple[LaunchConfig, int]] = {}
+        # Hashing configs costs more than all else that is done to timings, and a reader gives equal identities of
+        # different files as one object: known by the object, which is kept alive here.
+        self._known: dict[int, _Place] = {}
 
-    def add(self, record: TuningRecord, source: int) -> None:
+    def add(self, measurement: Measurement, source: int) -> None:
         """Add one recording, made by the journal with index ``source``."""
-        if record.key is not self.key:
-            self._canonical_key(record.key)
-        columns = self.columns
-        recordings = len(self.sources)
-        for timing in record.timings:
-            column = columns[self._at(timing.config, recordings)]
-            if len(column.low) == recordings:
-                column.add(timing)
-            elif timing.times_ms is None and column.low[-1] != _FAILED:
-                # Candidates that differ in their hooks alone are one config, and it fails where one of them does.
-                column.low[-1] = column.mid[-1] = column.high[-1] = _FAILED
-                column.timed -= 1
-                column.failed += 1
-                column.errors.add(timing.error or "failed")
-        winner = self._at(record.winner, recordings)
-        for column in columns:
-            if len(column.low) == recordings:
-                column.skip()
-        self.sources.append(source)
-        self.winners.append(winner)
-        self.shared += record.shared
-        if record.note:
-            self.notes.add(record.note)
+        identity, times = measurement.identity, measurement.times
+        known = self._known.get(id(identity))
+        layout, block, places = (known or self._place(identity, len(times)))[1:]
+        # Triton's benchmarker gives median, 20th and 80th percentile. Another one may give the median alone.
+        filled = [item if item is not None and len(item) > 2 else _fill(item) for item in times]
+        block.mid.extend([item[0] for item in filled])
+        block.low.extend([item[1] for item in filled])
+        block.high.extend([item[2] for item in filled])
+        block.sources.append(source)
+        block.winners.append(places[measurement.winner])
+        if None in times:
+            for index, item in enumerate(times):
+                if item is None:
+                    reason = measurement.errors.get(index, "failed")
+                    self._errors.setdefault(layout[index], set()).add(reason)
+        self.shared += measurement.shared
+        if measurement.note:
+            self.notes.add(measurement.note)
 
-    def _at(self, config: LaunchConfig, recordings: int) -> int:
-        known = self._known.get(id(config))
-        if known is None:
-            at = self._index.setdefault(config, len(self.columns))
-            if at == len(self.columns):
-                self.columns.append(Column(config, recordings))
-            known = self._known[id(config)] = (config, at)
-        return known[1]
+    def _place(self, identity: Identity, tried: int) -> _Place:
+        """Where the timings of this identity go."""
+        self._choose_key(identity.key)
+        places = []
+        for config in identity.configs:
+            at = self._index.setdefault(config, len(self._configs))
+            if at == len(self._configs):
+                self._configs.append(config)
+            places.append(at)
+        layout = tuple(places[:tried])
+        place = (identity, layout, self._blocks.setdefault(layout, _Block()), tuple(places))
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[id(identity)] = place
+        return place
 
-    def _canonical_key(self, key: Key) -> None:
-        mine = (self.key.values, self.key.dtypes, self.key.call_order)
-        theirs = (key.values, key.dtypes, key.call_order)
+    def _choose_key(self, key: Key) -> None:
         # A call order is worth having: a record without one does not hide another's.
-        if (not theirs[2], theirs) < (not mine[2], mine):
+        mine, theirs = ((not one.call_order, one.values, one.dtypes, one.call_order) for one in (self.key, key))
+        if theirs < mine:
             self.key = key
+
+    def seal(self) -> None:
+        """Cut the blocks into columns. Nothing can be added afterwards."""
+        blocks, self._blocks = self._blocks, {}
+        for block in blocks.values():
+            self.sources.extend(block.sources)
+            self.winners.extend(block.winners)
+        columns = []
+        for at, config in enumerate(self._configs):
+            low, mid, high = array("d"), array("d"), array("d")
+            for layout, block in blocks.items():
+                places = list(compress(range(len(layout)), [found == at for found in layout]))
+                for whole, part in ((low, block.low), (mid, block.mid), (high, block.high)):
+                    whole.extend(_column(part, places, len(layout), len(block.sources)))
+            column = Column(config, low, mid, high)
+            column.errors = self._errors.get(at, set())
+            columns.append(column)
+        self.columns = tuple(columns)
+        self._known.clear()
+
+
+def _column(numbers: array[float], places: Sequence[int], width: int, rows: int) -> array[float]:
+    if not places:
+        return array("d", [ABSENT]) * rows
+    first = numbers[places[0] :: width]
+    for place in places[1:]:
+        # Candidates that differ in their hooks alone are one config: the first listed counts, and all must succeed.
+        other = numbers[place::width]
+        first = array("d", [FAILED if there == FAILED else here for here, there in zip(first, other, strict=True)])
+    return first

@@ -43,6 +43,7 @@ from types import TracebackType
 from tuning._journal_bodies import (
     SCHEMA_VERSION,
     Malformed,
+    Measurement,
     decode,
     encode_environment,
     encode_record,
@@ -51,7 +52,16 @@ from tuning._journal_frames import bodies, pack_frame
 from tuning.errors import JournalError
 from tuning.spec import Environment, TuningRecord
 
-__all__ = ["SCHEMA_VERSION", "SUFFIX", "Journal", "JournalWriter", "find_journals", "read_journal"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "SUFFIX",
+    "Journal",
+    "JournalWriter",
+    "Scan",
+    "find_journals",
+    "read_journal",
+    "scan_journal",
+]
 
 SUFFIX = ".journal"
 """Ending of every journal's name."""
@@ -73,6 +83,26 @@ class Journal:
     path: str
     environment: Environment
     records: tuple[TuningRecord, ...]
+    torn_bytes: int = 0
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """The records in the form in which a scan gives them."""
+        return tuple(map(Measurement.of, self.records))
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A journal without objects for its records: what reading thousands of files for a merge needs.
+
+    Attributes:
+        path, environment, torn_bytes: as in :class:`Journal`.
+        measurements: the records, as they stand in the file.
+    """
+
+    path: str
+    environment: Environment
+    measurements: tuple[Measurement, ...]
     torn_bytes: int = 0
 
 
@@ -285,9 +315,20 @@ def read_journal(path: str | os.PathLike[str]) -> Journal:
         JournalError: there is no such file, it is no journal, a newer version wrote it, or it is damaged other than by
             a torn tail; ``offset`` says where.
     """
+    scan = scan_journal(path)
+    records = tuple(measurement.record() for measurement in scan.measurements)
+    return Journal(scan.path, scan.environment, records, scan.torn_bytes)
+
+
+def scan_journal(path: str | os.PathLike[str]) -> Scan:
+    """Read and check a journal as :func:`read_journal` does, at a third of the cost.
+
+    Raises:
+        JournalError: as there.
+    """
     name = os.fspath(path)
     environment: Environment | None = None
-    records: list[TuningRecord] = []
+    measurements: list[Measurement] = []
     torn = 0
     try:
         # Looked at before it is opened: opening a named pipe would wait for a writer that may never come.
@@ -305,14 +346,14 @@ def read_journal(path: str | os.PathLike[str]) -> Journal:
                 elif environment is None:
                     raise JournalError(f"journal {name}: does not start with its environment", file=name, offset=offset)
                 else:
-                    records.append(item)
+                    measurements.append(item)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise JournalError(f"journal {name}: cannot be read: {reason}", file=name) from error
-    return Journal(name, environment or Environment(arch=""), tuple(records), torn)
+    return Scan(name, environment or Environment(arch=""), tuple(measurements), torn)
 
 
-def _decode(body: bytes, name: str, offset: int) -> Environment | TuningRecord:
+def _decode(body: bytes, name: str, offset: int) -> Environment | Measurement:
     try:
         return decode(body)
     except Malformed as error:

@@ -49,10 +49,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from tuning._merge_facts import CandidateFacts, Confidence, KeyFacts, MergeResult, RecordingFacts
-from tuning._merge_pools import Pool, quantile
+from tuning._merge_pools import FAILED, Pool, median, quantile
 from tuning._merge_tables import TablesInForce, build_tables, collect_notes, entry_of
 from tuning.errors import JournalError, TuningError
-from tuning.journal import Journal
+from tuning.journal import Journal, Scan
 from tuning.spec import Environment, Kernel, LaunchConfig
 from tuning.tables import TableFile
 
@@ -111,7 +111,7 @@ class _Reversed:
 
 
 def merge(
-    journals: Iterable[Journal],
+    journals: Iterable[Journal | Scan],
     *,
     rule: Rule = "pooled",
     arch: str | None = None,
@@ -154,6 +154,8 @@ def merge(
             f"arch: no journal has {arch!r}; these journals have {', '.join(sorted(known)) or 'no records'}"
         )
     hashes = gathered.source_hashes()
+    for pool in gathered.pools.values():
+        pool.seal()
     kept = [table for table in layers if arch in (None, table.arch)]
     rules = _Rules(rule, tolerance, spread_limit, tie_break, TablesInForce(kept, tie_break))
     keys = tuple(
@@ -185,26 +187,27 @@ class _Gathered:
         self.sources: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
         self.environments: defaultdict[tuple[str, str], set[Environment]] = defaultdict(set)
 
-    def add(self, journal: Journal, arch: str | None) -> None:
+    def add(self, journal: Journal | Scan, arch: str | None) -> None:
         source = len(self.origins)
         self.origins.append((journal.path, journal.environment))
         if journal.torn_bytes:
             self.torn.append((journal.path, journal.torn_bytes))
         groups = set()
-        for record in journal.records:
-            self.archs.add(record.arch)
-            if arch not in (None, record.arch):
+        for measurement in journal.measurements:
+            identity = measurement.identity
+            self.archs.add(identity.arch)
+            if arch not in (None, identity.arch):
                 continue
             self.records += 1
-            kernel = record.kernel
-            name = (record.arch, kernel.qualified_name, record.key.text)
+            kernel = identity.kernel
+            name = (identity.arch, kernel.qualified_name, identity.key.text)
             pool = self.pools.get(name)
             if pool is None:
-                pool = self.pools[name] = Pool(record.key)
-            pool.add(record, source)
-            groups.add((record.arch, kernel.package))
+                pool = self.pools[name] = Pool(identity.key)
+            pool.add(measurement, source)
+            groups.add((identity.arch, kernel.package))
             if kernel.source_hash is not None:
-                seen = self.sources[record.arch, kernel.qualified_name]
+                seen = self.sources[identity.arch, kernel.qualified_name]
                 seen[kernel.source_hash] = min(journal.path, seen.get(kernel.source_hash, journal.path))
         for group in groups:
             self.environments[group].add(journal.environment)
@@ -254,7 +257,7 @@ def _eligible(rules: _Rules, arch: str, kernel: str, pool: Pool) -> list[int]:
 
 def _stand(rules: _Rules, pool: Pool, eligible: Sequence[int], rows: Sequence[int] | None = None) -> _Standing:
     columns = pool.columns
-    lows = {at: columns[at].pooled(columns[at].low, rows) for at in eligible}
+    lows = {at: quantile(columns[at].times(columns[at].low, rows), 0.5) for at in eligible}
     lows = {at: low for at, low in lows.items() if low == low}  # NaN: not timed in these rows
     if not lows:
         return _Standing()
@@ -267,8 +270,7 @@ def _stand(rules: _Rules, pool: Pool, eligible: Sequence[int], rows: Sequence[in
 
 def _spread(lows: Sequence[float], mids: Sequence[float], rows: Sequence[int] | None) -> float:
     pairs = zip(lows, mids, strict=True) if rows is None else ((lows[row], mids[row]) for row in rows)
-    found = [(mid - low) / mid if mid > 0 else 0.0 for low, mid in pairs if mid < float("inf")]
-    return quantile(found, 0.5)
+    return median(max(0.0, 1 - low / mid) if mid > 0 else 0.0 for low, mid in pairs if mid < FAILED)
 
 
 def _pick(rules: _Rules, pool: Pool, standing: _Standing, rows: Sequence[int] | None = None) -> int | None:
@@ -332,15 +334,14 @@ def _candidates(pool: Pool, eligible: Sequence[int], standing: _Standing) -> tup
         wins[winner] += 1
     found = []
     for at, column in enumerate(pool.columns):
-        low = standing.lows[at] if at in standing.lows else column.pooled(column.low)
-        timed = [value for value in column.low if value < float("inf")]
-        width = quantile(timed, 0.8) - quantile(timed, 0.2)
+        lows = column.times(column.low)
+        low, width = quantile(lows, 0.5), quantile(lows, 0.8) - quantile(lows, 0.2)
         found.append(
             CandidateFacts(
                 column.config,
                 low,
-                column.pooled(column.mid),
-                column.pooled(column.high),
+                quantile(column.times(column.mid), 0.5),
+                quantile(column.times(column.high), 0.5),
                 width / low if low > 0 else 0.0,
                 column.timed,
                 column.failed,
@@ -361,11 +362,15 @@ def _stability(rules: _Rules, pool: Pool, eligible: Sequence[int], choice: int |
     if choice is None or recordings < 2:
         return None
     by_config = sorted(pool.columns, key=lambda column: column.config.order)
-
-    def content(row: int) -> tuple[float, ...]:
-        return tuple(-1.0 if (low := column.low[row]) != low else low for column in by_config)
-
-    rows = sorted(range(recordings), key=content)
+    # NaN does not sort: a candidate that was not tried counts as below all times.
+    lows = [
+        column.low
+        if column.timed + column.failed == recordings
+        else [value if value <= FAILED else -1.0 for value in column.low]
+        for column in by_config
+    ]
+    content = list(zip(*lows, strict=True))
+    rows = sorted(range(recordings), key=content.__getitem__)
     if recordings > _SAMPLE:
         rows = [rows[index * recordings // _SAMPLE] for index in range(_SAMPLE)]
     parts = min(_PARTS, len(rows))
