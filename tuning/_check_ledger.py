@@ -13,16 +13,14 @@ the ranks. Memory grows with distinct facts and with an eighth of a byte per fac
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from tuning._check_contents import Fact
 from tuning._check_transport import format_ranks
+from tuning._config_text import differing_fields, readable_key
 from tuning.errors import DisagreementError
-from tuning.spec import CONFIG_DEFAULTS
 
 __all__ = ["ConfigGroup", "Disagreement", "Ledger", "RankSet", "Verdict", "at_step"]
 
@@ -95,11 +93,11 @@ class Disagreement:
     @property
     def name(self) -> str:
         """Kernel and key, readable."""
-        return f"{self.kernel} ({_readable_key(self.key)})"
+        return f"{self.kernel} ({readable_key(self.key)})"
 
     def __str__(self) -> str:
         """One line: kernel, key, then the ranks of each group and only those fields of the configs that differ."""
-        show = _differing_fields([config for group in self.groups for config in group.configs])
+        show = differing_fields([config for group in self.groups for config in group.configs])
         parts = []
         for group in self.groups:
             inside = "" if group.ranks == group.global_ranks else f" (in the group: {group.ranks})"
@@ -268,53 +266,3 @@ class Verdict:
             step=self.step,
             disagreements=[str(each) for each in self.disagreements],
         )
-
-
-def _parsed(text: str) -> object:
-    """JSON value of a text that another rank sent; the text itself where it is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _short(text: str, limit: int = 200) -> str:
-    # Whatever a rank sent goes into logs: no control characters, no endless lines.
-    safe = text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
-    return safe if len(safe) <= limit else f"{safe[:limit]}... ({len(safe)} characters)"
-
-
-def _readable_key(text: str) -> str:
-    """``N=64 x:float16`` of the text of a :class:`tuning.spec.Key`; any other text as it is."""
-    data: Any = _parsed(text)
-    try:
-        values = [f"{name}={value}" for name, value in data["values"]]
-        dtypes = [f"{name}:{dtype}" for name, dtype in data["dtypes"]]
-    except (KeyError, TypeError, ValueError):
-        return _short(text)
-    return _short(" ".join(values + dtypes)) or "empty key"
-
-
-def _fields(text: str) -> dict[str, str] | None:
-    """Fields of the text of a :class:`tuning.spec.LaunchConfig`, flat; None of any other text."""
-    data = _parsed(text)
-    if not isinstance(data, dict) or not isinstance(data.get("kwargs"), dict):
-        return None
-    extra = data.get("extra")
-    core = {name: value for name, value in data.items() if name not in ("kwargs", "extra")}
-    flat = {**data["kwargs"], **CONFIG_DEFAULTS, **core, **(extra if isinstance(extra, dict) else {})}
-    return {name: json.dumps(value) for name, value in flat.items()}
-
-
-def _differing_fields(configs: Sequence[str]) -> dict[str, str]:
-    """For each config, the fields in which these configs differ; whole texts where one cannot be taken apart."""
-    fields = {config: _fields(config) for config in configs}
-    known = {config: flat for config, flat in fields.items() if flat is not None}
-    if len(known) < len(fields):
-        return {config: _short(config) for config in fields}
-    names = dict.fromkeys(name for flat in known.values() for name in flat)
-    differ = [name for name in names if len({flat.get(name) for flat in known.values()}) > 1]
-    return {
-        config: _short(" ".join(f"{name}={flat.get(name, 'absent')}" for name in differ)) or _short(config)
-        for config, flat in known.items()
-    }
