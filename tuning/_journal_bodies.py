@@ -10,18 +10,27 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import fields
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgpack
 
 from tuning._journal_frames import MAX_BODY
+from tuning._journal_measurements import Identity, Measurement
 from tuning.errors import JournalError
-from tuning.spec import CandidateTiming, Environment, Json, Kernel, Key, LaunchConfig, TuningRecord, canonical_json
+from tuning.spec import Environment, Json, Kernel, Key, LaunchConfig, TuningRecord, canonical_json
 
-__all__ = ["SCHEMA_VERSION", "Identity", "Malformed", "Measurement", "decode", "encode_environment", "encode_record"]
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_ITEMS",
+    "SCHEMA_VERSION",
+    "Malformed",
+    "decode",
+    "encode_environment",
+    "encode_record",
+]
 
 SCHEMA_VERSION = 1
 """Version of the bodies. It changes when an older reader could not read a newer file."""
@@ -75,9 +84,10 @@ def encode_record(record: TuningRecord, path: str) -> bytes:
         JournalError: a reader would refuse it.
     """
     try:
-        body = _pack(_record_json(record, _MAX_ERROR_TEXT))
+        measurement = Measurement.of(record)
+        body = _pack(_record_json(measurement, _MAX_ERROR_TEXT))
         if len(body) > MAX_BODY:
-            body = _pack(_record_json(record, 80))
+            body = _pack(_record_json(measurement, 80))
         if len(body) > MAX_BODY:
             raise ValueError(f"it takes {len(body)} bytes, more than the {MAX_BODY} of a frame")
         decode(body)
@@ -89,39 +99,37 @@ def encode_record(record: TuningRecord, path: str) -> bytes:
     return body
 
 
-def _record_json(record: TuningRecord, longest: int) -> Json:
-    configs = [timing.config for timing in record.timings]
-    if record.winner not in configs:
-        configs.append(record.winner)
+def _record_json(measurement: Measurement, longest: int) -> Json:
+    identity = measurement.identity
     times: list[list[float] | None] = []
     errors: list[list[Any]] = []
-    for index, timing in enumerate(record.timings):
-        usable = timing.times_ms is not None and _usable(timing.times_ms)
-        times.append([float(value) for value in timing.times_ms or ()] if usable else None)
-        error = timing.error
-        if not usable and error is None and timing.times_ms is not None:
-            error = f"times {tuple(timing.times_ms)} are no finite numbers from 0 up"
+    for index, values in enumerate(measurement.times):
+        usable = values is not None and _usable(values)
+        times.append([float(value) for value in values or ()] if usable else None)
+        error = measurement.errors.get(index)
+        if error is None and values is not None and not usable:
+            error = f"times {tuple(values)} are no finite numbers from 0 up"
         if error is not None:
             errors.append([index, _one_line(error, longest)])
-    specialization = None if record.specialization is None else canonical_json(record.specialization)
-    identity = {
-        "kernel": record.kernel.qualified_name,
-        "source_hash": record.kernel.source_hash,
-        "arch": record.arch,
-        "values": [list(pair) for pair in record.key.values],
-        "dtypes": [list(pair) for pair in record.key.dtypes],
-        "call_order": list(record.key.call_order),
-        "configs": [_config_json(config) for config in configs],
-        "specialization": specialization,
+    specialization = identity.specialization
+    packed = {
+        "kernel": identity.kernel.qualified_name,
+        "source_hash": identity.kernel.source_hash,
+        "arch": identity.arch,
+        "values": [list(pair) for pair in identity.key.values],
+        "dtypes": [list(pair) for pair in identity.key.dtypes],
+        "call_order": list(identity.key.call_order),
+        "configs": [_config_json(config) for config in identity.configs],
+        "specialization": None if specialization is None else canonical_json(specialization),
     }
     return {
         "kind": "record",
-        "identity": _pack(identity),
+        "identity": _pack(packed),
         "times": times,
         "errors": errors,
-        "winner": configs.index(record.winner),
-        "shared": record.shared,
-        "note": _one_line(record.note, longest),
+        "winner": measurement.winner,
+        "shared": measurement.shared,
+        "note": _one_line(measurement.note, longest),
     }
 
 
@@ -218,74 +226,6 @@ def _config(value: Any) -> LaunchConfig:
         if data[name] != tuple(sorted(data[name])):
             raise Malformed(f"config.{name} must be sorted by name")
     return LaunchConfig(**data)
-
-
-@dataclass(frozen=True, eq=False)
-class Identity:
-    """What is equal in the records of all ranks: see :class:`tuning.spec.TuningRecord`.
-
-    Attributes:
-        kernel, key, arch, specialization: as there.
-        configs: the candidates, and after them the winner, should it be none of them.
-    """
-
-    kernel: Kernel
-    key: Key
-    arch: str
-    configs: tuple[LaunchConfig, ...]
-    specialization: Json
-
-
-class Measurement(NamedTuple):
-    """A record as it stands in a frame; a merge of millions of timings needs no objects for them.
-
-    Attributes:
-        identity: what was measured. Readers give equal ones as one object.
-        times: for each candidate its times in milliseconds, or None.
-        errors: why candidates failed, by their index.
-        winner: index of the winner in ``identity.configs``.
-        shared, note: as in :class:`tuning.spec.TuningRecord`.
-    """
-
-    identity: Identity
-    times: Sequence[Sequence[float] | None]
-    errors: Mapping[int, str]
-    winner: int
-    shared: bool
-    note: str
-
-    @classmethod
-    def of(cls, record: TuningRecord) -> Measurement:
-        """The measurement that a record holds."""
-        configs = tuple(timing.config for timing in record.timings)
-        if record.winner not in configs:
-            configs += (record.winner,)
-        return cls(
-            Identity(record.kernel, record.key, record.arch, configs, record.specialization),
-            [timing.times_ms for timing in record.timings],
-            {index: timing.error for index, timing in enumerate(record.timings) if timing.error is not None},
-            configs.index(record.winner),
-            record.shared,
-            record.note,
-        )
-
-    def record(self) -> TuningRecord:
-        """The record that was written."""
-        identity, errors = self.identity, self.errors
-        timings = tuple(
-            CandidateTiming(config, None if times is None else tuple(times), errors.get(index))
-            for index, (config, times) in enumerate(zip(identity.configs, self.times, strict=False))
-        )
-        return TuningRecord(
-            identity.kernel,
-            identity.key,
-            identity.arch,
-            timings,
-            identity.configs[self.winner],
-            self.shared,
-            identity.specialization,
-            self.note,
-        )
 
 
 _IDENTITY = ("kernel", "source_hash", "arch", "values", "dtypes", "call_order", "configs", "specialization")

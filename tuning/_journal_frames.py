@@ -33,6 +33,7 @@ _END = b"\xc1"
 
 
 def pack_frame(body: bytes) -> bytes:
+    """The frame around a body."""
     head = _HEADER.pack(_MAGIC, len(body), zlib.crc32(body), 0)[:12]
     return head + struct.pack("<I", zlib.crc32(head)) + body + _END
 

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import compress
 
-from tuning._journal_bodies import Identity, Measurement
+from tuning._journal_measurements import Identity, Measurement
 from tuning.spec import Key, LaunchConfig
 
 __all__ = ["ABSENT", "FAILED", "Column", "Pool", "median", "quantile"]

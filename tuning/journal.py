@@ -43,12 +43,12 @@ from types import TracebackType
 from tuning._journal_bodies import (
     SCHEMA_VERSION,
     Malformed,
-    Measurement,
     decode,
     encode_environment,
     encode_record,
 )
 from tuning._journal_frames import bodies, pack_frame
+from tuning._journal_measurements import Measurement
 from tuning.errors import JournalError
 from tuning.spec import Environment, TuningRecord
 
