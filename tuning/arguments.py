@@ -160,7 +160,7 @@ def _from_section(section: Any, lines: Mapping[Any, str]) -> AutotunePolicy:
 
 
 def _unknown(key: object, value: object, place: str) -> PolicyError:
-    close = difflib.get_close_matches(str(key).replace("-", "_").lower(), _names(), n=1)
+    close = difflib.get_close_matches(str(key).lower(), _names(), n=1)
     expected = f"one of {', '.join(_names())}"
     hint = f"did you mean {close[0]!r}?" if close else f"expected {expected}"
     return PolicyError(
@@ -232,7 +232,7 @@ def _read(file: str) -> str:
             f"{file}: cannot be read ({error.strerror}); expected {expected}", value=file, expected=expected
         ) from None
     try:
-        return data.decode("utf-8-sig")
+        return data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _malformed(file, line, f"byte 0x{data[error.start]:02x} is no UTF-8") from None

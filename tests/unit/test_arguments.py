@@ -311,7 +311,7 @@ def test_the_types_of_yaml():
             "record-path",
             "triton_autotune: unknown key 'record-path'; did you mean 'record_path'?",
         ),
-        ({"Mode": "auto"}, "Mode", "triton_autotune: unknown key 'Mode'; did you mean 'mode'?"),
+        ({"MODE": "auto"}, "MODE", "triton_autotune: unknown key 'MODE'; did you mean 'mode'?"),
         ({"zzz": None}, "zzz", f"triton_autotune: unknown key 'zzz'; expected one of {KEYS}"),
         ({True: 1}, "True", f"triton_autotune: unknown key True; expected one of {KEYS}"),
         (
@@ -423,6 +423,8 @@ def test_anchors_and_merge_keys(write):
         "triton_autotune:\n  <<: *base\n  verify_every: 5\n  modules: *names\n"
     )
     assert policy_from_yaml(file) == AutotunePolicy(mode="pinned", verify_every=5, modules=("fla",))
+    two = "a: &a {mode: pinned}\nb: &b {verify_every: 3}\ntriton_autotune:\n  <<: *a\n  <<: *b\n"
+    assert policy_from_yaml(write(two)) == AutotunePolicy(mode="pinned", verify_every=3)
     assert policy_from_yaml(write("x: &x {triton_autotune: {mode: auto}}\n<<: *x\n")) == AutotunePolicy(mode="auto")
 
 
