@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for _ in range(options.record)
     ]
     merged = merge(read_journal(path) for path in find_journals([str(keep / "journals")]))
-    tables = [str(write_table(keep / "tables", table)) for table in merged.tables]
+    tables = [write_table(keep / "tables", table).relative_to(keep / "tables").as_posix() for table in merged.tables]
     fresh = keep / "cache-pinned"
     pinned = [
         _worker(fresh, "--mode", "pinned", "--table", str(keep / "tables"), *steps) for _ in range(options.pinned)
