@@ -38,7 +38,7 @@ from typing import Any, Protocol
 
 from tuning.errors import AbsentRankError
 
-__all__ = ["Communicator", "MemoryGroup", "TorchCommunicator", "fill_slots", "format_ranks"]
+__all__ = ["Communicator", "MemoryCommunicator", "MemoryGroup", "TorchCommunicator", "fill_slots", "format_ranks"]
 
 _OUTCOME_SECONDS = 30.0
 """How long the outcome of a meeting may take to be written once a rank has claimed it."""
