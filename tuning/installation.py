@@ -21,18 +21,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from . import __version__
 from .errors import PolicyError, TuningError
 from .interception import AutotunerFacts, Interception, Treatment, device_facts
 from .journal import JournalWriter
+from .manifest import AutotunerState, AutotunerUse, Manifest, TableUse, build_manifest, write_manifest
 from .policy import AutotunePolicy
 from .selection import Decision, Notice, decide
 from .spec import Choice, Environment, Kernel, Key, TuningRecord
-from .tables import Tables, load_tables
+from .tables import TableFile, Tables, load_tables, table_bytes
 from .verification import Launched, Verifier
 
 if TYPE_CHECKING:
     from .determinism import DeterministicMode
-    from .manifest import Manifest
 
 __all__ = [
     "Installation",
@@ -85,6 +86,12 @@ def _package_versions(modules: Sequence[str]) -> tuple[tuple[str, str], ...]:
     )
 
 
+def _compilers() -> dict[str, str]:
+    torch = sys.modules.get("torch")
+    cuda = getattr(getattr(torch, "version", None), "cuda", None)
+    return {"triton": _version("triton"), **({"cuda": str(cuda)} if cuda else {})}
+
+
 class _Session:
     """What interception asks and tells: one per installation; safe from several threads."""
 
@@ -100,7 +107,7 @@ class _Session:
         self.writer: JournalWriter | None = None
         self._described = False
         self._tables: dict[str, Tables] = {}
-        self._said: set[tuple[str, str, str]] = set()
+        self.said: set[tuple[str, str, str]] = set()
 
     # -- tables --
 
@@ -121,7 +128,7 @@ class _Session:
                 found = self._tables[arch] = load_tables(arch, self.policy.table_path)
             return found
 
-    def table_files(self) -> tuple[Any, ...]:
+    def table_files(self) -> tuple[TableFile, ...]:
         """Every table file read so far."""
         with self.lock:
             return tuple(file for arch in sorted(self._tables) for file in self._tables[arch].files)
@@ -192,9 +199,9 @@ class _Session:
     def _say(self, kernel: str, notice: Notice) -> None:
         with self.lock:
             mark = (kernel, notice.kind, notice.message)
-            if mark in self._said:
+            if mark in self.said:
                 return
-            self._said.add(mark)
+            self.said.add(mark)
         logger.warning("%s", notice.message)
 
     def chosen(self, choice: Choice) -> None:
@@ -274,7 +281,8 @@ class Installation:
         if self.deterministic:
             from .determinism import DeterministicMode
 
-            self._determinism = DeterministicMode()
+            # Triton's own choice (auto) is only as reproducible as what the package itself reduces its candidates to.
+            self._determinism = DeterministicMode(keep_candidates=self.mode != "auto")
             self._determinism.check()
         if self.policy.manifest_path is not None:
             _require_writable_folder(self.policy.manifest_path)
@@ -310,8 +318,6 @@ class Installation:
             rank = process_rank()
             # Ranks of a run agree, or verification says where not: one file would be written by all of them at once.
             target = path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
-            from .manifest import write_manifest
-
             write_manifest(target, self.manifest())
 
     def uninstall(self) -> None:
@@ -360,9 +366,44 @@ class Installation:
 
     def manifest(self) -> Manifest:
         """What ran so far."""
-        from .manifest import build_manifest
+        session = self._session
+        with session.lock:
+            arches = sorted({choice.arch for choice in session.choices})
+            kernels = {name: facts.kernel.source_hash for name, facts in session.reached_facts.items()}
+            benchmarks = dict(session.benchmarks)
+            notices = sorted((kind, message) for _, kind, message in session.said)
+        return build_manifest(
+            library=_version("triton-tuning") or __version__,
+            mode=self.mode,
+            deterministic=self.deterministic,
+            policy=self.policy,
+            environment=session.environment("+".join(arches)),
+            compilers=_compilers(),
+            tables=[
+                TableUse.of(file.path, file.arch, file.package, table_bytes(file)) for file in session.table_files()
+            ],
+            choices=self.choices,
+            source_hashes=kernels,
+            benchmarks=benchmarks,
+            autotuners=[self._use(facts, treatment) for facts, treatment in self.reached],
+            notices=notices,
+        )
 
-        return build_manifest(self)
+    def _use(self, facts: AutotunerFacts, treatment: Treatment) -> AutotunerUse:
+        name = facts.kernel.qualified_name
+        state: AutotunerState
+        if len(facts.candidates) == 1:
+            state, reason = "single", ""
+        elif treatment == "pinned":
+            state, reason = "pinned", ""
+        elif treatment == "record":
+            state, reason = "recorded", ""
+        elif treatment == "ignore":
+            state, reason = "timed", "outside the policy's modules"
+        else:
+            invariant = self.policy.is_config_invariant(name)
+            state, reason = "timed", "config-invariant" if invariant else "mode auto"
+        return AutotunerUse(name, len(facts.candidates), facts.key_names, state, reason)
 
     def verify(self, group: Any = None, *, step: int | None = None) -> bool:
         """See :func:`verify_choices`."""

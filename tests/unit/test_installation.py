@@ -420,3 +420,53 @@ def test_importing_the_package_imports_neither_torch_nor_triton():
         "tuning.AutotunePolicy(); assert not {'torch', 'triton'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_the_manifest_says_what_ran_and_is_written_when_uninstalled(tmp_path):
+    from tuning.manifest import read_manifest
+
+    table = write(tmp_path / "tables", entry(32, KEY))
+    path = tmp_path / "manifest.json"
+    tuner = autotuner(configs(16, 32, 64))
+    timed = autotuner(configs(16, 32), stub=StubKernel(fn=other_kernel))
+    policy = AutotunePolicy(
+        mode="pinned",
+        modules=("stub_kernels",),
+        table_path=(str(tmp_path / "tables"),),
+        manifest_path=str(path),
+    )
+    with tuning.install(policy):
+        run(tuner)
+        run(tuner, 9)
+        run(timed)
+        assert not path.exists()
+    manifest = read_manifest(path)
+    assert [(launch.source, dict(launch.config.kwargs)["BLOCK"]) for launch in manifest.choices] == [
+        ("exact", "32"),
+        ("cheapest", "16"),
+    ]
+    assert manifest.benchmarks == ()
+    assert {use.kernel: (use.state, use.reason) for use in manifest.autotuners} == {
+        KERNEL: ("pinned", ""),
+        f"{__name__}.other_kernel": ("timed", "outside the policy's modules"),
+    }
+    assert [use.path for use in manifest.tables] == [os.fspath(table)]
+    assert manifest.environment.triton == triton.__version__
+
+
+def other_kernel(x, y, n, flag, BLOCK):
+    """Outside the scope."""
+
+
+def test_each_rank_writes_a_manifest_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    with tuning.install(pinned(manifest_path=str(tmp_path / "manifest.json"))):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.rank3.json"]
+
+
+def test_a_process_that_ends_without_uninstalling_leaves_its_manifest(tmp_path):
+    path = tmp_path / "manifest.json"
+    code = f"import tuning; tuning.install(tuning.AutotunePolicy(mode='pinned', manifest_path={str(path)!r}))"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=Path(__file__).parents[2])
+    assert path.is_file()
