@@ -41,7 +41,7 @@ _NATIVE = frozenset({"native", "sdpa", "eager"})
 
 _REJECTED: Mapping[str, str] = {
     "sage": "SageAttention quantises its operands and has no deterministic backward",
-    "xformers": "xFormers' memory-efficient backward adds with atomics and cannot be told not to",
+    "xformers": "xFormers' memory-efficient backward may add with atomics and cannot be told not to",
     "flex": "FlexAttention's kernels come from Inductor's templates, which neither torch's flags nor the pin cover",
     "aiter": "AITER's kernels have no deterministic switch that this mode can set",
 }
@@ -110,7 +110,7 @@ def register_attention_backend(name: str, kind: AttentionKind, *, reason: str) -
     problems = []
     if kind not in _KINDS:
         problems.append(
-            one_of("the kind of an attention backend", _KINDS, str(kind), "it chooses the treatment", "fix it")
+            one_of("the kind of an attention backend", _KINDS, str(kind), "it chooses the treatment", "use one of them")
         )
     if not name or not reason:
         problems.append(f"an attention backend needs a name and a reason, got {name!r} and {reason!r}")

@@ -2,7 +2,7 @@
 
 Deterministic mode changes modules that may not be imported yet, and must not import them itself: that would cost
 seconds, and would fail where a package is installed but broken. A finder at the head of ``sys.meta_path`` sees each
-import; for the names it watches it asks the other finders and wraps the loader's ``exec_module``. The wrapper is an
+import; for the names it watches it asks the finders behind it and wraps the loader's ``exec_module``. The wrapper is an
 attribute of that one loader object (import machinery makes a loader for each module) and is gone after it ran, so the
 module's ``__loader__`` and ``__spec__`` are what they would have been.
 """
@@ -47,8 +47,10 @@ class ImportWatch:
         """Part of the import protocol: the spec that another finder has for a watched module, else None."""
         if not self._active or name not in self.names:
             return None
-        for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
+        # Only those behind: two watches that asked each other would never come to an end.
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else []
+        for finder in behind:
+            if hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)
                 if spec is not None:
                     self._wrap(spec.loader)

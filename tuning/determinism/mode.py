@@ -106,7 +106,7 @@ class DeterministicMode:
             found.append(verdict.problem)
         if self.causal_conv1d not in get_args(_CausalConv1d):
             found.append(
-                one_of("causal_conv1d", get_args(_CausalConv1d), self.causal_conv1d, "it says what to check", "fix it")
+                one_of("causal_conv1d", get_args(_CausalConv1d), self.causal_conv1d, "it says what to check", "use one of them")
             )
         elif self.causal_conv1d != "unused":
             problem = causal_conv1d_problem(required=self.causal_conv1d == "required")
