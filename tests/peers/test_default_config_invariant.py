@@ -21,8 +21,8 @@ pytestmark = pytest.mark.peers("transformer_engine")
 MODULE = "transformer_engine.common.triton.permutation"
 LEFT_OUT = f"{MODULE}._unpermute_bwd_with_merging_probs_kernel"
 
-# Triton 3.2 and 3.3 ask for a driver when an autotuner is made, and without a GPU there is none. Only its benchmarker is
-# looked up, and nothing here benchmarks.
+# Triton 3.2 and 3.3 ask for a driver when an autotuner is made, and without a GPU there is none. Only its benchmarker
+# is looked up, and nothing here benchmarks.
 DRIVER = """
 import types
 from triton.runtime.driver import driver
