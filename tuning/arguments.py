@@ -26,6 +26,8 @@ from tuning.policy import AutotunePolicy, PolicyField, policy_fields, shown
 
 __all__ = ["add_arguments", "policy_from_args", "policy_from_mapping", "policy_from_yaml", "policy_to_argv"]
 
+DETERMINISTIC_FLAG = "--deterministic-mode"
+
 _SECTION = "triton_autotune"
 """Name of the YAML section, and prefix of the attributes on a namespace."""
 
@@ -60,6 +62,9 @@ class _Gather(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add one flag per policy field, ``--triton-autotune-<field-with-hyphens>``, in a group of their own.
 
+    And ``--deterministic-mode``, for ``install(policy, deterministic=args.deterministic_mode)``, unless the parser has
+    a flag of this name already (Megatron-LM's does, with the same meaning).
+
     Returns the parser, so that it serves as it is where a framework asks for a function that takes a parser and returns
     it (Megatron-LM's ``extra_args_provider``).
 
@@ -80,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     for spec in policy_fields():
         group.add_argument(_flag(spec.name), dest=_dest(spec.name), default=argparse.SUPPRESS, **_form(spec))
+    if DETERMINISTIC_FLAG not in parser._option_string_actions:
+        group.add_argument(
+            DETERMINISTIC_FLAG,
+            action="store_true",
+            help="Put the whole process into deterministic mode: environment, torch, attention and kernels, with the "
+            "autotune mode pinned unless another is given. What cannot be made deterministic is refused.",
+        )
     return parser
 
 

@@ -19,6 +19,7 @@ All of them pickle: the attributes are keyword-only with defaults, so that the d
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 __all__ = [
@@ -58,6 +59,15 @@ class PolicyError(TuningError, ValueError):
         self.field = field
         self.value = value
         self.expected = expected
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The value is whatever the caller passed. One that does not pickle travels as its text: the error must travel.
+        state = dict(vars(self))
+        try:
+            pickle.dumps(self.value)
+        except Exception:
+            state["value"] = repr(self.value)
+        return type(self), self.args, state
 
 
 class TableError(TuningError):

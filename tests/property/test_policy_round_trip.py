@@ -111,7 +111,7 @@ def test_argv_round_trip(policy):
 @given(policies())
 def test_argv_says_exactly_what_differs_from_the_default(policy):
     given_flags = vars(PARSERS[0].parse_args(policy_to_argv(policy)))
-    assert set(given_flags) == {f"triton_autotune_{name}" for name in policy.changes()}
+    assert set(given_flags) - {"deterministic_mode"} == {f"triton_autotune_{name}" for name in policy.changes()}
 
 
 @given(policies())

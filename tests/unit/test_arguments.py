@@ -66,12 +66,23 @@ def test_the_flag_list_is_frozen():
         ("--triton-autotune-manifest-path", None, "FILE", None),
         ("--triton-autotune-within-class", None, None, ("pinned", "timed")),
         ("--triton-autotune-chaos --no-triton-autotune-chaos", 0, None, None),
+        ("--deterministic-mode", 0, None, None),
     ]
+
+
+def test_deterministic_mode_is_off_by_default_and_a_frameworks_own_flag_is_shared():
+    assert parser().parse_args([]).deterministic_mode is False
+    assert parser().parse_args(["--deterministic-mode"]).deterministic_mode is True
+    framework = argparse.ArgumentParser()
+    framework.add_argument("--deterministic-mode", action="store_true", help="theirs")
+    assert add_arguments(framework).parse_args(["--deterministic-mode"]).deterministic_mode is True
+    assert "--deterministic-mode" not in flags(framework)
 
 
 def test_the_help_of_each_flag_is_the_metadata_of_its_field():
     made = parser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    assert [action.help for action in flags(made).values()] == [spec.help for spec in policy_fields()]
+    *helps, _deterministic = [action.help for action in flags(made).values()]
+    assert helps == [spec.help for spec in policy_fields()]
     printed = " ".join(made.format_help().split())
     for spec in policy_fields():
         # argparse may break a line after a hyphen.
@@ -80,9 +91,12 @@ def test_the_help_of_each_flag_is_the_metadata_of_its_field():
 
 
 def test_flags_that_are_not_given_leave_nothing_on_the_namespace():
-    assert vars(parser().parse_args([])) == {}
+    assert vars(parser().parse_args([])) == {"deterministic_mode": False}
     assert parse() == AutotunePolicy()
-    assert vars(parser().parse_args(["--triton-autotune-verify-every", "0"])) == {"triton_autotune_verify_every": 0}
+    assert vars(parser().parse_args(["--triton-autotune-verify-every", "0"])) == {
+        "triton_autotune_verify_every": 0,
+        "deterministic_mode": False,
+    }
 
 
 def test_all_flags_in_the_spelling_of_a_shell():

@@ -112,3 +112,10 @@ def test_docstring_draws_the_tree_as_it_is() -> None:
             drawn[match[2]] = parents[depth]
             parents[depth + 1] = match[2]
     assert drawn == {cls.__name__: cls.__mro__[1].__name__ for cls in FIELDS}
+
+
+def test_a_policy_error_about_a_value_that_does_not_pickle_pickles_all_the_same() -> None:
+    error = PolicyError("modules: expected names, got a generator", field="modules", value=(n for n in "ab"))
+    back = pickle.loads(pickle.dumps(error))
+    assert (back.message, back.field) == (error.message, "modules")
+    assert back.value.startswith("<generator")
