@@ -290,14 +290,20 @@ class Installation:
             assert self.policy.record_path is not None
             session.writer = JournalWriter(self.policy.record_path, session.environment(touch_device=False))
 
-    def _activate(self) -> None:
-        if self._determinism is not None:
-            self._determinism.apply()
+    def _activate(self, previous: Installation | None) -> None:
+        """Take over from ``previous``; on an error it is in charge as before."""
+        theirs = None if previous is None else previous._determinism
+        if theirs is not None:
+            theirs.restore()
         try:
-            self._interception.apply()
+            if self._determinism is not None:
+                self._determinism.apply()
+            self._interception.apply(None if previous is None else previous._interception)
         except BaseException:
             if self._determinism is not None:
                 self._determinism.restore()
+            if theirs is not None:
+                theirs.apply()
             raise
 
     def _deactivate(self) -> None:
@@ -484,13 +490,9 @@ def install(policy: AutotunePolicy | None = None, *, deterministic: bool = False
                 installation._session.writer.close()
             raise
         previous = _current
-        if previous is not None:
-            previous._deactivate()
         try:
-            installation._activate()
+            installation._activate(previous)
         except BaseException:
-            if previous is not None:
-                previous._activate()
             if installation._session.writer is not None:
                 installation._session.writer.close()
             raise

@@ -400,33 +400,49 @@ class Interception:
         self._plans_lock = threading.Lock()
         self._resource_errors = _resource_errors()
         self._patches: list[_Patch] = []
+        self._successors: Mapping[str, Callable[..., Any]] = {}
         self._active = False
         self._collector = threading.local()
 
     # -- patching and undoing --
 
-    def apply(self) -> None:
-        """Patch Triton's autotuner class. All or nothing."""
+    def apply(self, previous: Interception | None = None) -> None:
+        """Patch Triton's autotuner class, in place of ``previous`` where one is given.
+
+        Each method changes hands in one assignment, so that no launch falls between two policies and is timed.
+        """
         from triton.runtime.autotuner import Autotuner
 
         makers = {"run": self._make_run, "warmup": self._make_warmup, "_bench": self._make_bench}
+        theirs = {patch.name: patch for patch in previous._patches} if previous is not None else {}
+        taken_over = {name: theirs[name] for name in theirs if vars(Autotuner)[name] is theirs[name].replacement}
         patches = []
         for name, make in makers.items():
-            original = vars(Autotuner)[name]
+            original = taken_over[name].original if name in taken_over else vars(Autotuner)[name]
             replacement: Any = make(original)
             replacement.__name__ = original.__name__
             replacement.__qualname__ = original.__qualname__
             replacement.__doc__ = original.__doc__
             replacement.__wrapped__ = original
             patches.append(_Patch(Autotuner, name, original, replacement))
-        for patch in patches:
-            setattr(patch.owner, patch.name, patch.replacement)
         self._patches = patches
         self._active = True
+        for patch in patches:
+            setattr(patch.owner, patch.name, patch.replacement)
+        if previous is not None:
+            # A launch that entered the old method just before goes on in the new one. Where somebody else's patch
+            # stands between the two, the old one is still called by the new one and must pass through.
+            previous._retire({patch.name: patch.replacement for patch in patches if patch.name in taken_over})
+
+    def _retire(self, successors: Mapping[str, Callable[..., Any]]) -> None:
+        self._successors = successors
+        self._active = False
+        self._patches = []
+        with self._plans_lock:
+            self._plans.clear()
 
     def undo(self) -> None:
         """Take the patches back, last first. One that somebody else has patched over stays, and passes through."""
-        self._active = False
         for patch in reversed(self._patches):
             if vars(patch.owner).get(patch.name) is patch.replacement:
                 setattr(patch.owner, patch.name, patch.original)
@@ -437,9 +453,7 @@ class Interception:
                     patch.owner.__qualname__,
                     patch.name,
                 )
-        self._patches = []
-        with self._plans_lock:
-            self._plans.clear()
+        self._retire({})
 
     # -- plans --
 
@@ -497,7 +511,7 @@ class Interception:
 
         def warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not interception._active:
-                return original(self, *args, **kwargs)
+                return interception._successors.get("warmup", original)(self, *args, **kwargs)
             plan = interception._plans.get(id(self))
             if plan is None or plan.configs is not self.configs:
                 plan = interception._plan(self)
@@ -528,7 +542,7 @@ class Interception:
 
     def _off_path(self, original: Callable[..., Any], autotuner: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         if not self._active:
-            return original(autotuner, *args, **kwargs)
+            return self._successors.get("run", original)(autotuner, *args, **kwargs)
         plan = self._plans.get(id(autotuner))
         if plan is None or plan.configs is not autotuner.configs:
             plan = self._plan(autotuner)
@@ -577,11 +591,19 @@ class Interception:
         args: tuple[Any, ...],
         kwargs: Any,
     ) -> Any:
-        result = original(autotuner, *args, **kwargs)
-        if entry is None and key is not None:
-            entry = _Entry(autotuner.best_config, key, None)
-            choice = Choice(plan.kernel.qualified_name, key, entry.config, "timed", None, current_arch())
-            self._register(plan, entry, args, kwargs, choice)
+        if entry is not None or key is None:
+            return original(autotuner, *args, **kwargs)
+        # On a shadow with the real cache: Triton leaves what it always does, and threads cannot mix up its `nargs`.
+        shadow = _shadow(autotuner)
+        try:
+            result = original(shadow, *args, **kwargs)
+        finally:
+            for name in ("best_config", "configs_timings", "bench_time"):
+                if name in shadow.__dict__:
+                    setattr(autotuner, name, shadow.__dict__[name])
+        entry = _Entry(shadow.best_config, key, None)
+        choice = Choice(plan.kernel.qualified_name, key, entry.config, "timed", None, current_arch())
+        self._register(plan, entry, args, kwargs, choice)
         return result
 
     def _register(self, plan: _Plan, entry: _Entry, args: tuple[Any, ...], kwargs: Any, choice: Choice | None) -> None:

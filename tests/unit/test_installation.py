@@ -392,11 +392,11 @@ def test_a_failing_activation_restores_the_earlier_policy(monkeypatch):
     before = tuning.install(pinned())
     tuner = autotuner(configs(64, 16))
 
-    def refuse(self):
+    def refuse(self, previous=None):
         raise RuntimeError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(installation.Installation, "_activate", _refuse_unless(before, refuse))
+        patch.setattr(installation.Interception, "apply", refuse)
         with pytest.raises(RuntimeError, match="no"):
             tuning.install(pinned(on_miss="error"))
     assert tuning.active_policy() is before.policy
@@ -404,13 +404,35 @@ def test_a_failing_activation_restores_the_earlier_policy(monkeypatch):
     assert blocks(tuner) == [16]
 
 
-def _refuse_unless(allowed, refuse):
-    original = installation.Installation._activate
+def test_a_launch_in_flight_while_the_policy_is_replaced_is_not_timed():
+    """A launch that is already inside the old policy's method goes on under the new one."""
+    tuner = autotuner(configs(16, 32, 64))
+    tuning.install(pinned())
+    entered = Autotuner.run
+    tuning.install(pinned(block_sizes={"BLOCK": 64}))
+    entered(tuner, FakeTensor(), FakeTensor(), 8, flag=True, grid=(1,), warmup=False)
+    assert blocks(tuner) == [64]
+    assert tuner.do_bench.calls == 0
 
-    def activate(self):
-        return original(self) if self is allowed else refuse(self)
 
-    return activate
+def test_replacing_beneath_somebody_elses_patch_keeps_the_new_policy_in_charge(monkeypatch):
+    tuner = autotuner(configs(16, 32, 64))
+    original = Autotuner.run
+    tuning.install(pinned())
+    ours = Autotuner.run
+
+    def theirs(self, *args, **kwargs):
+        return ours(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Autotuner, "run", theirs)
+        tuning.install(pinned(block_sizes={"BLOCK": 64}))
+        run(tuner)
+        run(tuner)
+        tuning.uninstall()
+    Autotuner.run = original
+    assert blocks(tuner) == [64, 64]
+    assert tuner.do_bench.calls == 0
 
 
 def test_importing_the_package_imports_neither_torch_nor_triton():
