@@ -193,11 +193,12 @@ def _json(text: str, what: str, *, floats: bool = False) -> Json:
     try:
         value = json.loads(text, parse_float=refuse, parse_constant=_refuse_number)
         level, depth = [value], 0
-        while level and depth <= MAX_DEPTH:
-            inner = [item.values() if type(item) is dict else item for item in level if type(item) in (dict, list)]
-            level, depth = list(itertools.chain.from_iterable(inner)), depth + 1
-        if level:
-            raise ValueError(f"nested deeper than {MAX_DEPTH}")
+        while level := [item for item in level if type(item) in (dict, list)]:
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise ValueError(f"nested deeper than {MAX_DEPTH}")
+            inner = (item.values() if type(item) is dict else item for item in level)
+            level = list(itertools.chain.from_iterable(inner))
         if canonical_json(value) != text:
             raise ValueError("not in canonical form")
     except (ValueError, RecursionError) as error:
@@ -275,7 +276,7 @@ def _record(data: dict[str, Any]) -> Measurement:
         if set(map(type, measured)) != {list} or not all(measured):
             raise Malformed("times must hold lists of numbers, or nil for a candidate that failed")
         flat = list(itertools.chain.from_iterable(measured))
-        if set(map(type, flat)) != {float} or not math.isfinite(sum(flat)) or min(flat) < 0:
+        if set(map(type, flat)) != {float} or not all(map(math.isfinite, flat)) or min(flat) < 0:
             raise Malformed("times must be finite floats from 0 up")
     reasons = _reasons(_typed(errors, "errors", list), len(times)) if errors != [] else {}
     return Measurement(identity, times, reasons, winner, _typed(shared, "shared", bool), _typed(note, "note", str))
@@ -302,7 +303,7 @@ def _environment(data: dict[str, Any]) -> Environment:
         raise Malformed(
             f"schema {schema} is newer than {SCHEMA_VERSION}, the newest that this version reads: update triton-tuning"
         )
-    if schema != SCHEMA_VERSION:
+    if type(schema) is not int or schema != SCHEMA_VERSION:
         raise Malformed(f"schema must be {SCHEMA_VERSION}, found {str(schema)[:80]}")
     _, _, values = _members(data, "head", ("kind", "schema", "environment"))
     environment = dict(zip(_ENVIRONMENT_FIELDS, _members(values, "environment", _ENVIRONMENT_FIELDS), strict=True))

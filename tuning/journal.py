@@ -390,5 +390,7 @@ def find_journals(arguments: Iterable[str | os.PathLike[str]]) -> tuple[str, ...
                 "or the prefix given as record_path",
                 file=argument,
             )
-        found.update((os.path.realpath(path), path) for path in sorted(paths, reverse=True))
+        for path in paths:
+            file = os.path.realpath(path)
+            found[file] = min(path, found.get(file, path), key=lambda name: (len(name), name))
     return tuple(sorted(found.values()))
