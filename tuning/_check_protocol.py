@@ -216,33 +216,35 @@ class Agreement:
         headers: list[_Header] = []
         faults: list[str] = []
         lengths: dict[bytes, int] = {}
-        step = None
+        step = _NO_STEP
         for raw, ranks in senders.items():
             magic, version, flags, length, number, digest, history = _HEADER.unpack(raw)
-            who = self._name(ranks)
+            wrong = None
             if magic != _MAGIC or version != _VERSION:
-                faults.append(
-                    f"{who} sent a header of magic {magic.hex()} and version {version}, not {_MAGIC.hex()} and "
-                    f"{_VERSION}; run one version of this library on all ranks"
+                wrong = (
+                    f"sent a header of magic {magic.hex()} and version {version}, not {_MAGIC.hex()} and {_VERSION}; "
+                    "run one version of this library on all ranks"
                 )
-                continue
-            step = max(number, number if step is None else step)
-            if flags & _FAULT:
-                faults.append(f"{who} could not prepare its launches; the cause is in the log of that rank")
+                number = _NO_STEP
+            elif flags & _FAULT:
+                wrong = "could not prepare its launches; the cause is in the log of that rank"
             elif flags & ~(_STRICT | _MORE | _FAULT):
-                faults.append(f"{who} sent unknown flags {flags:#x}")
+                wrong = f"sent unknown flags {flags:#x}"
             elif length > CONTENT_LIMIT or (length == 0) != (digest == _NOTHING) or (flags & _MORE and not length):
-                faults.append(
-                    f"{who} announced {length} bytes with digest {digest.hex()} and flags {flags}; a content has 1 to "
+                wrong = (
+                    f"announced {length} bytes with digest {digest.hex()} and flags {flags}; a content has 1 to "
                     f"{CONTENT_LIMIT} bytes, and only an empty one has digest 0"
                 )
             elif length and lengths.setdefault(digest, length) != length:
-                faults.append(f"{who} announced a content of {length} bytes that others say has {lengths[digest]}")
+                wrong = f"announced a content of {length} bytes that others say has {lengths[digest]}"
+            if wrong is not None:
+                faults.append(f"{self._name(ranks)} {wrong}")
+            step = max(step, number)
             headers.append(_Header(ranks, flags, length, number, digest, history))
         if faults:
             if fault is not None:
                 logger.error("this rank could not prepare its launches for a check: %s", fault, exc_info=fault)
-            raise _fault_error(faults, step) from fault
+            raise _fault_error(faults, None if step == _NO_STEP else step) from fault
         return headers
 
     def _start_over(self, headers: Sequence[_Header], again: bool) -> str:
@@ -334,7 +336,6 @@ def _latest(headers: Sequence[_Header]) -> int | None:
 
 
 def _fault_error(faults: Sequence[str], step: int | None) -> DisagreementError:
-    shown = None if step == _NO_STEP else step
     return DisagreementError(
-        f"the check{at_step(shown)} cannot be carried out: {'; '.join(faults)}", step=shown, disagreements=faults
+        f"the check{at_step(step)} cannot be carried out: {'; '.join(faults)}", step=step, disagreements=faults
     )

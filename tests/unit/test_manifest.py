@@ -345,6 +345,11 @@ def test_what_is_no_manifest_is_a_typed_error(content):
     assert refusal(content).where == "$"
 
 
+def test_a_member_that_stands_twice_is_refused():
+    content = manifest_bytes(manifest()).replace(b'"mode":"pinned"', b'"mode":"auto","mode":"pinned"', 1)
+    assert '"mode" twice in one object' in str(refusal(content))
+
+
 def test_a_default_that_is_spelt_out_is_refused():
     data = document(manifest())
     data["run"]["choices"][0]["config"]["num_ctas"] = 1

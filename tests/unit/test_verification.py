@@ -431,6 +431,16 @@ def test_saying_it_again_changes_nothing():
     assert (len(ledger), ledger.compared, len(ledger.disagreements())) == (1, 1, 1)
 
 
+def test_a_disagreement_that_looks_as_before_is_not_fresh():
+    ledger = Ledger((0, 1, 2))
+    ledger.add([("k", "n", "a", "timed")], 0b001)
+    ledger.add([("k", "n", "a", "exact")], 0b010)
+    ledger.add([("k", "n", "b", "exact")], 0b100)
+    assert len(ledger.settle()) == 1
+    ledger.add([("k", "n", "a", "exact")], 0b001)
+    assert ledger.settle() == ()
+
+
 def test_a_disagreement_that_grows_is_fresh_again():
     ledger = Ledger((0, 1, 2))
     ledger.add([("k", "n", "a", "timed")], 0b001)
