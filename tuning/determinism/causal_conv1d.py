@@ -10,6 +10,7 @@ FLA's own Triton form is autotuned; :func:`causal_convolution` takes its argumen
 
 from __future__ import annotations
 
+import math
 import re
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,7 @@ def causal_convolution(
     cu_seqlens_cpu: torch.Tensor | None = None,
     chunk_indices: torch.Tensor | None = None,
     cp_context: Any = None,
+    chunk_size: int | None = None,
     **unknown: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Depthwise causal convolution in plain torch, with the arguments of FLA's ``causal_conv1d``.
@@ -112,7 +114,7 @@ def causal_convolution(
         backend: ignored; there is one.
         cu_seqlens: shape ``[N + 1]``, the bounds of N sequences packed in a batch of one, or None.
         cu_seqlens_cpu: the same on the CPU, which saves a synchronisation.
-        chunk_indices: ignored.
+        chunk_indices, chunk_size: ignored; they are about FLA's kernel.
         cp_context: must be None.
         unknown: must all be None or False.
 
@@ -131,7 +133,7 @@ def causal_convolution(
         problems.append(one_of("activation", ["silu", "swish", "None"], activation, "no other is known", "choose one"))
     if weight is None or weight.dim() != 2:
         problems.append(f"weight must have shape [D, W], got {None if weight is None else list(weight.shape)}")
-    elif x.dim() < 3 or x[0, 0].numel() != weight.shape[0]:
+    elif x.dim() < 3 or math.prod(x.shape[2:]) != weight.shape[0]:
         problems.append(f"x must have shape [B, T, {weight.shape[0]}], got {list(x.shape)}")
     refuse("this convolution", problems)
     shape, (channels, width) = x.shape, weight.shape
@@ -146,11 +148,14 @@ def causal_convolution(
     shift = None if bias is None else bias.to(wide)
 
     def convolve(part: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        # [B, D, W + T]: as many tokens before the sequence as the state has, one more than the kernel needs.
+        # [B, D, W + T]: as many tokens before the sequence as the state has. That is one more than the kernel needs, so
+        # the first output is dropped, and a sequence without tokens is no special case.
         before = part.new_zeros(part.shape[0], channels, width) if state is None else state.to(part.dtype)
         line = torch.cat([before, part.transpose(1, 2)], dim=2)
         # Contiguous rows: channels-last strides would send float32 to cuDNN, which may round to TF32.
-        out = torch.nn.functional.conv1d(line[:, :, 1:].contiguous().to(wide), kernel, shift, groups=channels)
+        out = torch.nn.functional.conv1d(line.contiguous().to(wide), kernel, shift, groups=channels)[:, :, 1:]
+        # Here, not on all sequences at once: on a CPU an element's bits may depend on where in the tensor it is.
+        out = out if activation is None else torch.nn.functional.silu(out)
         return out.transpose(1, 2), line[:, :, line.shape[2] - width :]
 
     with torch.autocast(device_type=x.device.type, enabled=False):
@@ -163,8 +168,6 @@ def causal_convolution(
             ]
             y = torch.cat([piece for piece, _ in pieces], dim=1)
             final = torch.cat([state for _, state in pieces], dim=0)
-        if activation is not None:
-            y = torch.nn.functional.silu(y)
         if residual is not None:
             y = y + residual.reshape(y.shape).to(wide)
         y = y.to(x.dtype).reshape(shape)

@@ -10,6 +10,7 @@ The arithmetic is in :mod:`tuning.determinism.delta_chunks`; arguments and meani
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,43 +42,46 @@ def _layout(state_v_first: bool, unknown: dict[str, Any]) -> bool:
 
 
 def _run(
-    rule: Any,
-    sequences: list[Tensor],
+    rule: Callable[..., tuple[Tensor, Tensor]],
+    sequences: Sequence[Tensor],
     heads: int,
     initial_state: Tensor | None,
     output_final_state: bool,
     state_v_first: bool,
     cu_seqlens: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
-    chunk: int,
-    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run a rule over a batch, or over packed sequences one by one."""
+    """Run a rule over a batch, or over packed sequences one by one, in the inner dtype.
+
+    Args:
+        rule: called with the sequences (time is dimension 1) and the state before them, in the inner dtype; it gives
+            outputs and the state after them.
+        sequences: query first, values third.
+    """
     q, values = sequences[0], sequences[2].shape[-1]
     bounds = sequence_bounds(q, cu_seqlens, cu_seqlens_cpu)
-    count = q.shape[0] if bounds is None else len(bounds)
-    keys = q.shape[-1]
+    count, keys = q.shape[0] if bounds is None else len(bounds), q.shape[-1]
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     if initial_state is None:
-        state = q.new_zeros(count, heads, keys, values)
+        state = q.new_zeros(count, heads, keys, values, dtype=wide)
     else:
         layout = (values, keys) if state_v_first else (keys, values)
         refuse("this gated delta rule", _shape("initial_state", initial_state, (count, heads, *layout)))
-        state = (initial_state.transpose(-1, -2) if state_v_first else initial_state).to(q.dtype)
-    spans = [(0, q.shape[1])] if bounds is None else bounds
+        state = (initial_state.transpose(-1, -2) if state_v_first else initial_state).to(wide)
     outputs, finals = [], []
-    for n, (start, stop) in enumerate(spans):
+    for n, (start, stop) in enumerate(bounds or [(0, q.shape[1])]):
         before = state if bounds is None else state[n : n + 1]
         if start == stop:
             finals.append(before)
             continue
-        o, after = rule(*(x[:, start:stop] for x in sequences), before, chunk)
+        o, after = rule(*(x[:, start:stop] for x in sequences), before)
         outputs.append(o)
         finals.append(after)
     o = torch.cat(outputs, dim=1) if outputs else q.new_zeros(q.shape[0], 0, heads, values)
     final = torch.cat(finals, dim=0) if output_final_state else None
     if final is not None and state_v_first:
         final = final.transpose(-1, -2).contiguous()
-    return o.to(dtype), final
+    return o.to(q.dtype), final
 
 
 def chunk_gated_delta_rule(
@@ -149,26 +153,29 @@ def chunk_gated_delta_rule(
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
         problems.append("allow_neg_eigval=True needs use_beta_sigmoid_in_kernel=True, got False")
     refuse("this gated delta rule", problems)
-    dtype, wide = q.dtype, torch.float64 if q.dtype == torch.float64 else torch.float32
-    with torch.autocast(device_type=q.device.type, enabled=False):
+
+    def rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         if use_qk_l2norm_in_kernel:
             q, k = l2_normalize(q), l2_normalize(k)
-        q, k, v, g, beta = (x.to(wide) for x in (q, k, v, g, beta))
+        q, k, v, g, beta = (x.to(state.dtype) for x in (q, k, v, g, beta))
         if use_gate_in_kernel and A_log is not None:
-            biased = g if dt_bias is None else g + dt_bias.to(wide)
-            g = -torch.exp(A_log.to(wide)) * torch.nn.functional.softplus(biased)
+            biased = g if dt_bias is None else g + dt_bias.to(g.dtype)
+            g = -torch.exp(A_log.to(g.dtype)) * torch.nn.functional.softplus(biased)
         if use_beta_sigmoid_in_kernel:
             beta = torch.sigmoid(beta) * (2.0 if allow_neg_eigval else 1.0)
         q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
         if heads != key_heads:
             # expand, not repeat_interleave: the backward of expand is a sum, the other's adds by index.
             q, k = (
-                x.unsqueeze(3).expand(-1, -1, -1, heads // key_heads, -1).reshape(batch, length, heads, -1)
+                x.unsqueeze(3).expand(-1, -1, -1, heads // key_heads, -1).reshape(*x.shape[:2], heads, -1)
                 for x in (q, k)
             )
+        return gdn(q, k, v, g, beta, state, chunk_size)
+
+    with torch.autocast(device_type=q.device.type, enabled=False):
         return _run(
-            gdn, [q, k, v, g, beta], heads, initial_state, output_final_state, state_v_first, cu_seqlens,
-            cu_seqlens_cpu, chunk_size, dtype,
+            rule, (q, k, v, g, beta), heads, initial_state, output_final_state, state_v_first, cu_seqlens,
+            cu_seqlens_cpu,
         )  # fmt: skip
 
 
@@ -244,20 +251,23 @@ def chunk_gdn2(
     if use_gate_in_kernel and A_log is None and lower_bound is None:
         problems.append("A_log must be given with use_gate_in_kernel=True and no lower_bound, got None")
     refuse("this gated delta rule", problems)
-    dtype, wide = q.dtype, torch.float64 if q.dtype == torch.float64 else torch.float32
-    with torch.autocast(device_type=q.device.type, enabled=False):
+
+    def rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, w: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         if use_qk_l2norm_in_kernel:
             q, k = l2_normalize(q), l2_normalize(k)
-        q, k, v, g, b, w = (x.to(wide) for x in (q, k, v, g, b, w))
+        q, k, v, g, b, w = (x.to(state.dtype) for x in (q, k, v, g, b, w))
         if use_gate_in_kernel:
-            biased = g if dt_bias is None else g + dt_bias.to(wide).reshape(heads, -1)
-            rate = None if A_log is None else torch.exp(A_log.to(wide)).reshape(heads, 1)
+            biased = g if dt_bias is None else g + dt_bias.to(g.dtype).reshape(heads, -1)
+            rate = None if A_log is None else torch.exp(A_log.to(g.dtype)).reshape(heads, 1)
             if lower_bound is not None:
                 g = lower_bound * torch.sigmoid(biased if rate is None else rate * biased)
             elif rate is not None:
                 g = -rate * torch.nn.functional.softplus(biased)
         q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+        return gdn2(q, k, v, g, b, w, state, chunk_size)
+
+    with torch.autocast(device_type=q.device.type, enabled=False):
         return _run(
-            gdn2, [q, k, v, g, b, w], heads, initial_state, output_final_state, state_v_first, cu_seqlens,
-            cu_seqlens_cpu, chunk_size, dtype,
+            rule, (q, k, v, g, b, w), heads, initial_state, output_final_state, state_v_first, cu_seqlens,
+            cu_seqlens_cpu,
         )  # fmt: skip

@@ -105,9 +105,8 @@ class DeterministicMode:
         if verdict.problem:
             found.append(verdict.problem)
         if self.causal_conv1d not in get_args(_CausalConv1d):
-            found.append(
-                one_of("causal_conv1d", get_args(_CausalConv1d), self.causal_conv1d, "it says what to check", "use one of them")
-            )
+            accepted = get_args(_CausalConv1d)
+            found.append(one_of("causal_conv1d", accepted, self.causal_conv1d, "it says what to check", "choose one"))
         elif self.causal_conv1d != "unused":
             problem = causal_conv1d_problem(required=self.causal_conv1d == "required")
             if problem:
