@@ -1,0 +1,82 @@
+"""Arguments and output that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+__all__ = ["add_arch", "add_journals", "add_json", "add_rule", "add_tables", "imports_elsewhere", "percentage"]
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+
+
+def add_journals(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add the journals to read."""
+    parser.add_argument(
+        "journals",
+        nargs="*" if optional else "+",
+        metavar="JOURNAL",
+        help="journal file, folder of journals, glob, or the prefix given as record_path",
+    )
+
+
+def add_rule(parser: argparse.ArgumentParser) -> None:
+    """Add ``--rule``."""
+    parser.add_argument(
+        "--rule",
+        choices=("pooled", "majority"),
+        default="pooled",
+        help="choose by the timings of all recordings together, or by a vote of their winners (default: pooled)",
+    )
+
+
+def add_arch(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add ``--arch``, which may be repeated."""
+    parser.add_argument("--arch", action="append", metavar="ARCH", help=f"{text}; may be repeated")
+
+
+def add_tables(parser: argparse.ArgumentParser) -> None:
+    """Add ``--table``, which may be repeated."""
+    parser.add_argument(
+        "--table",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="folder of tables over the packaged ones; may be repeated, the first on top",
+    )
+
+
+def percentage(text: str) -> float:
+    """A number from 0 to 100, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"expected a percentage from 0 to 100, found {text!r}")
+    return value
+
+
+@contextlib.contextmanager
+def imports_elsewhere() -> Iterator[None]:
+    """While packages are imported, what they print goes to standard error: standard output belongs to the command."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed: then nobody prints there
+        yield
+        return
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,88 @@
+"""Hold tables against the installed packages: which entries no longer fit, and what to do about each.
+
+Without a folder the packaged tables are checked. The packages that a table speaks of are imported. Entries of packages
+that are not installed are counted and are no problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import Any
+
+from .._console import Console, counted
+from ._common import add_arch, add_json, imports_elsewhere
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "check tables against the installed packages and Triton"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument(
+        "folders", nargs="*", metavar="FOLDER", help="folder with <arch>/<package>.json (default: the packaged tables)"
+    )
+    add_arch(parser, "check the tables of this arch (default: of every arch in the folder)")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Do it and return the exit code."""
+    from ..checking import check_tables
+    from ._tables import installed_autotuners, read_folders
+
+    files, unreadable = read_folders(options.folders, options.arch)
+    with imports_elsewhere():
+        installed = installed_autotuners(files)
+    findings = check_tables(files, installed.autotuners, triton=installed.triton, unimported=installed.unimported)
+    problems = sum(finding.is_problem for finding in findings) + len(unreadable)
+    counts = {
+        "files": len(files) + len(unreadable),
+        "entries": sum(len(file.entries) for file in files),
+        "denied": sum(len(file.denied) for file in files),
+        "problems": problems,
+    }
+    if options.json:
+        console.json(
+            {
+                "version": 1,
+                "triton": installed.triton,
+                **counts,
+                "findings": [finding.to_json() for finding in findings],
+                "unreadable": [
+                    {"file": error.file, "where": error.where, "message": error.message} for error in unreadable
+                ],
+            }
+        )
+        return int(problems > 0)
+    _show(console, findings, unreadable)
+    console.line(
+        f"{counted(counts['files'], 'table')}, {counted(counts['entries'], 'entry')}, "
+        f"{counted(counts['denied'], 'denied config')} under Triton {installed.triton}: "
+        f"{counted(problems, 'problem') if problems else 'no problem'}",
+        "bold red" if problems else "bold green",
+    )
+    return int(problems > 0)
+
+
+def _show(console: Console, findings: Any, unreadable: Any) -> None:
+    for error in unreadable:
+        console.text(f"unreadable: {error.message}", hanging=2)
+    unchecked = 0
+    for file, group in itertools.groupby(findings, key=lambda finding: finding.file):
+        shown = [finding for finding in group if finding.is_problem]
+        if shown:
+            console.line(file, "bold")
+        for kernel, rows in itertools.groupby(shown, key=lambda finding: finding.kernel):
+            if kernel:
+                console.line(f"  {kernel}", "cyan")
+            for finding in rows:
+                place = f"{finding.entry}: " if finding.entry else ""
+                console.text(f"{finding.kind.replace('_', ' ')}: {place}{finding.message}", indent=4, hanging=6)
+    reasons = [finding.message for finding in findings if not finding.is_problem]
+    unchecked = len(reasons)
+    if unchecked:
+        console.line(f"{unchecked} kernels or entries could not be checked:", "dim")
+        for reason in sorted({message.partition("not checked: ")[2] or message for message in reasons}):
+            console.text(reason, indent=2, hanging=4)

@@ -1,0 +1,245 @@
+"""Hold tables against the packages that are installed: which entries no longer fit, and what to do about each.
+
+Pure: tables and what is known of the installed autotuners come in, findings go out. Nothing is imported or launched.
+
+Only what is certain is a problem. A package that is not installed, or a module that does not import here, leaves its
+entries *unchecked*: that says nothing about them. Where an autotuner prunes, a config that it does not list may be a
+candidate all the same, because a pruner may return configs of its own: unchecked too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from .spec import Json, LaunchConfig
+from .tables import Denied, Entry, TableFile
+
+__all__ = ["AutotunerLike", "Finding", "FindingKind", "check_tables", "modules_of"]
+
+FindingKind = Literal[
+    "missing_kernel", "single_candidate", "not_a_candidate", "other_key", "stale_source", "other_triton", "unchecked"
+]
+"""What is amiss.
+
+``missing_kernel``: its module imports and has no autotuner of that name. ``single_candidate``: it is there, with
+nothing to choose. ``not_a_candidate``: the entry's config is none of the candidates, so the entry counts as a miss.
+``other_key``: the autotuner's key has other names, so the entry is never found. ``stale_source``: the kernel's source
+has changed since, so the entry's speed is in doubt. ``other_triton``: so it is under another Triton. ``unchecked``: no
+problem; it could not be looked at.
+"""
+
+
+class AutotunerLike(Protocol):
+    """What is read of an installed autotuner."""
+
+    @property
+    def kernel(self) -> str:
+        """Qualified name."""
+
+    @property
+    def candidates(self) -> tuple[LaunchConfig, ...]:
+        """Its candidates."""
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Its declared key."""
+
+    @property
+    def source_hash(self) -> str | None:
+        """Hash of the kernel's source, where it is known."""
+
+    @property
+    def pruner(self) -> str:
+        """What prunes its candidates; empty for nothing."""
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """One thing about a table that somebody should look at.
+
+    Attributes:
+        file: the table.
+        kernel: the kernel; empty where it is about the whole table.
+        entry: which entry, in words; empty where it is about all entries of the kernel or table.
+        kind: see :data:`FindingKind`.
+        message: what is amiss and what to do, in one line.
+    """
+
+    file: str
+    kernel: str
+    entry: str
+    kind: FindingKind
+    message: str
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether somebody has to act."""
+        return self.kind != "unchecked"
+
+    def to_json(self) -> Json:
+        """JSON form."""
+        return {**vars(self), "problem": self.is_problem}
+
+
+def modules_of(files: Iterable[TableFile]) -> tuple[str, ...]:
+    """The modules whose autotuners the tables speak of, sorted: what has to be imported before checking."""
+    return tuple(sorted({_module(kernel) for file in files for kernel in _kernels(file)}))
+
+
+def _kernels(file: TableFile) -> list[str]:
+    return sorted({entry.kernel for entry in file.entries} | {row.kernel for row in file.denied})
+
+
+def _module(kernel: str) -> str:
+    # A kernel made inside of a function or class is found in the module all the same.
+    return kernel.partition(".<locals>")[0].rpartition(".")[0]
+
+
+def check_tables(
+    files: Iterable[TableFile],
+    autotuners: Iterable[AutotunerLike],
+    *,
+    triton: str,
+    unimported: Mapping[str, str] | None = None,
+    looked_into: Collection[str] | None = None,
+) -> tuple[Finding, ...]:
+    """What of these tables does not fit what is installed.
+
+    Args:
+        files: the tables.
+        autotuners: those of the modules that were looked into.
+        triton: the installed version.
+        unimported: modules that could not be looked into, each with the reason.
+        looked_into: the modules that could be; None: all that are not ``unimported``.
+
+    Returns:
+        The findings, sorted by file, kernel and entry.
+    """
+    known = {each.kernel: each for each in autotuners}
+    reasons = dict(unimported or {})
+    found: list[Finding] = []
+    for file in files:
+        name = file.path or f"{file.arch}/{file.package}"
+        found += _check_header(name, file, triton)
+        for kernel in _kernels(file):
+            entries = [entry for entry in file.entries if entry.kernel == kernel]
+            denied = [row for row in file.denied if row.kernel == kernel]
+            module = _module(kernel)
+            reason = reasons.get(module)
+            if reason is None and looked_into is not None and module not in looked_into:
+                reason = f"{module} was not looked into"
+            found += _check_kernel(name, kernel, entries, denied, known.get(kernel), reason)
+    return tuple(sorted(found))
+
+
+def _release(version: str) -> str:
+    match = re.match(r"\d+\.\d+", version)
+    return match[0] if match else version
+
+
+def _check_header(name: str, file: TableFile, triton: str) -> list[Finding]:
+    if not file.triton or not triton or _release(file.triton) == _release(triton):
+        return []
+    count = len(file.entries)
+    return [
+        Finding(
+            name,
+            "",
+            "",
+            "other_triton",
+            f"made under Triton {file.triton}, this is {triton}: its {count} entries are used as they are; record and "
+            "merge again to know that they are still the fastest",
+        )
+    ]
+
+
+def _check_kernel(
+    name: str,
+    kernel: str,
+    entries: Sequence[Entry],
+    denied: Sequence[Denied],
+    autotuner: AutotunerLike | None,
+    unimported: str | None,
+) -> list[Finding]:
+    def finding(kind: FindingKind, message: str, entry: str = "") -> Finding:
+        return Finding(name, kernel, entry, kind, message)
+
+    count = len(entries) + len(denied)
+    rows = f"{count} row{'s' if count != 1 else ''}"
+    if autotuner is None:
+        if unimported is not None:
+            return [finding("unchecked", f"{rows} not checked: {unimported}")]
+        return [
+            finding(
+                "missing_kernel",
+                f"not in the installed package: {rows} never used; install the version that the table was made for, or "
+                "drop them",
+            )
+        ]
+    if len(autotuner.candidates) == 1:
+        return [
+            finding(
+                "single_candidate",
+                f"the installed autotuner has one candidate ({autotuner.candidates[0]}): {rows} never used; if it was "
+                "reduced at import, import the package before deterministic algorithms are switched on",
+            )
+        ]
+    found: list[Finding] = []
+    stale = sorted({entry.source_hash for entry in entries if entry.source_hash} - {autotuner.source_hash})
+    if stale and autotuner.source_hash is not None:
+        found.append(
+            finding(
+                "stale_source",
+                f"the kernel's source has changed (table {', '.join(map(str, stale))}, installed "
+                f"{autotuner.source_hash}): the entries are used, their speed is in doubt; record this kernel again",
+            )
+        )
+    live = set(autotuner.candidates)
+    for entry in entries:
+        text = str(entry).removeprefix(kernel).strip()
+        if entry.key is not None:
+            found += _check_key(finding, text, entry, autotuner)
+        if entry.config not in live:
+            found.append(_not_live(finding, text, entry.config, autotuner, "the entry counts as a miss"))
+    for row in denied:
+        if row.config not in live:
+            text = f"denied {row.config}"
+            found.append(_not_live(finding, text, row.config, autotuner, "the denial has nothing to deny"))
+    return found
+
+
+class _MakeFinding(Protocol):
+    def __call__(self, kind: FindingKind, message: str, entry: str = "") -> Finding: ...
+
+
+def _check_key(finding: _MakeFinding, text: str, entry: Entry, autotuner: AutotunerLike) -> list[Finding]:
+    # A declared name that is no argument of the kernel is dropped by Triton, and an optional argument may be left out
+    # of a call, so an entry may have fewer names than the autotuner declares. It can have no others.
+    foreign = sorted({key for key, _ in entry.key or ()} - set(autotuner.key_names))
+    if not foreign:
+        return []
+    return [
+        finding(
+            "other_key",
+            f"its key has {', '.join(foreign)}, which the installed autotuner's ({', '.join(autotuner.key_names)}) has "
+            "not: it is never found; record this kernel again",
+            text,
+        )
+    ]
+
+
+def _not_live(
+    finding: _MakeFinding, text: str, config: LaunchConfig, autotuner: AutotunerLike, consequence: str
+) -> Finding:
+    if autotuner.pruner:
+        return finding(
+            "unchecked", f"{config} is not listed, but the autotuner prunes and may return configs of its own", text
+        )
+    return finding(
+        "not_a_candidate",
+        f"{config} is none of the {len(autotuner.candidates)} candidates: {consequence}; record this key again",
+        text,
+    )

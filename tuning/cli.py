@@ -1,0 +1,108 @@
+"""The command ``triton-tuning``, which is ``python -m tuning`` too.
+
+Exit codes: 0: done, nothing amiss; 1: problems were found, or something could not be done; 2: it was called wrongly.
+130 and 141: interrupted, and standard output closed by its reader, as for a process that the signal ended. Errors are
+one line on standard error. With ``--json`` standard output holds one JSON document and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+
+from . import __version__
+from ._commands import COMMANDS, load
+from ._console import Console, UsageError
+from .errors import PolicyError, TuningError
+
+__all__ = ["main", "make_parser"]
+
+_PROGRAM = "triton-tuning"
+_PROBLEMS = 1
+_USAGE = 2
+_INTERRUPTED = 130
+_PIPE_CLOSED = 141
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser with all subcommands. ``options.run`` of what it returns is the chosen one's function."""
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        description="Choose Triton autotuning configs without a stopwatch: record, merge, inspect, check.",
+        epilog="Exit codes: 0 done, 1 problems found or something could not be done, 2 called wrongly.",
+    )
+    parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        command = load(name)
+        sub = commands.add_parser(name, help=command.SUMMARY, description=command.__doc__)
+        sub.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point.
+
+    Args:
+        argv: the arguments; those of the process when None.
+
+    Returns:
+        The exit code; see the module's docstring. What argparse itself refuses or answers raises ``SystemExit``.
+    """
+    parser = make_parser()
+    try:
+        # Help is written by argparse itself, and may meet a closed pipe too.
+        options = parser.parse_args(argv)
+        with _messages():
+            code = int(options.run(options, Console()))
+        sys.stdout.flush()
+        return code
+    except (PolicyError, UsageError) as error:
+        _complain(error)
+        return _USAGE
+    except TuningError as error:
+        _complain(error)
+        return _PROBLEMS
+    except BrokenPipeError:
+        # Else the interpreter would find the closed pipe once more as it flushes at exit, and say so.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{_PROGRAM}: interrupted\n")
+        return _INTERRUPTED
+
+
+def _complain(error: TuningError) -> None:
+    sys.stderr.write(f"{_PROGRAM}: error: {' '.join(error.message.split())}\n")
+
+
+@contextlib.contextmanager
+def _messages() -> Iterator[None]:
+    """Warnings of this library go to standard error, a line each; those of packages that it imports go nowhere."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"{_PROGRAM}: warning: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    logger = logging.getLogger("tuning")
+    propagate = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+
+
+if __name__ == "__main__":
+    sys.exit(main())
