@@ -27,11 +27,13 @@ OVERLAP = (
     "arrival): set tp_comm_overlap to False"
 )
 ROUTER = (
-    "moe_router_aux_loss_fusion must be False, got True (the fused auxiliary loss of the router adds with atomics): set "
+    "moe_router_aux_loss_fusion must be False, got True (the fused auxiliary loss of the router adds with atomics): "
+    "set "
     "moe_router_aux_loss_fusion to False"
 )
 ROUTER_FOLLOWS = (
-    "moe_router_aux_loss_fusion must be False, got True (unset, so moe_router_fusion decides) (the fused auxiliary loss of "
+    "moe_router_aux_loss_fusion must be False, got True (unset, so moe_router_fusion decides) (the fused auxiliary "
+    "loss of "
     "the router adds with atomics): set moe_router_aux_loss_fusion or moe_router_fusion to False"
 )
 
@@ -147,7 +149,8 @@ def test_two_gates_for_one_option_are_refused() -> None:
     with pytest.raises(DeterminismError) as caught:
         register_argument_gate("tp_comm_overlap", reason="another reason", owner="mine")
     assert caught.value.problems == (
-        "the argument gate tp_comm_overlap exists already (built in: overlapped tensor-parallel communication adds partial "
+        "the argument gate tp_comm_overlap exists already (built in: overlapped tensor-parallel communication adds "
+        "partial "
         "sums in order of arrival), got another one for it from mine: take the first away, or register an equal one",
     )
 

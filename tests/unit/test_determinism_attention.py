@@ -63,7 +63,10 @@ def test_which_rule_applies(name: str | None, kind: str) -> None:
     [
         ("sage", "SageAttention quantises its operands and has no deterministic backward"),
         ("xformers", "xFormers' memory-efficient backward may add with atomics and cannot be told not to"),
-        ("flex", "FlexAttention's kernels come from Inductor's templates, which neither torch's flags nor the pin cover"),
+        (
+            "flex",
+            "FlexAttention's kernels come from Inductor's templates, which neither torch's flags nor the pin cover",
+        ),
         ("aiter_fa2_hub", "AITER's kernels have no deterministic switch that this mode can set"),
         ("mystery", "nothing is known about a backend of this name"),
     ],
@@ -72,7 +75,8 @@ def test_a_rejected_backend(name: str, reason: str) -> None:
     with pytest.raises(DeterminismError) as caught:
         check_attention_backend(name)
     assert str(caught.value) == (
-        "deterministic mode refuses this attention backend: the attention backend must be one of *math*, *flash*, native, "
+        "deterministic mode refuses this attention backend: the attention backend must be one of *math*, *flash*, "
+        "native, "
         f"sdpa, eager, got {name!r} ({reason}): choose another backend, or register this one "
         "(register_attention_backend) if you know it to be bit-exact"
     )
@@ -118,7 +122,8 @@ def test_a_registration_is_checked() -> None:
     with pytest.raises(DeterminismError) as caught:
         register_attention_backend("mine", "fast", reason="")  # type: ignore[arg-type]
     assert caught.value.problems == (
-        "the kind of an attention backend must be one of math, flash, native, transformer_engine, rejected, got 'fast' (it "
+        "the kind of an attention backend must be one of math, flash, native, transformer_engine, rejected, got 'fast' "
+        "(it "
         "chooses the treatment): use one of them",
         "an attention backend needs a name and a reason, got 'mine' and ''",
     )

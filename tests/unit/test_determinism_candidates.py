@@ -18,7 +18,7 @@ import pytest
 
 from tuning.determinism.candidates import REDUCERS, CandidateGuard, Reducer, reduced_kernels
 
-DECIDER = '''
+DECIDER = """
 import os
 
 _autotune_warning_issued = False
@@ -29,8 +29,8 @@ def autotune_configs(configs):
         _autotune_warning_issued = True
         return configs[:1]
     return configs
-'''
-KERNELS = '''
+"""
+KERNELS = """
 from {package}.determinism import autotune_configs
 
 class Autotuner:
@@ -43,8 +43,8 @@ class Heuristics:
 
 scan = Heuristics(Autotuner(autotune_configs([1, 2, 3])))
 state = Autotuner(autotune_configs([4, 5]))
-'''
-PROGRAM = '''
+"""
+PROGRAM = """
 import json, logging, os, sys
 from tuning.determinism.candidates import CandidateGuard
 lines = []
@@ -55,7 +55,7 @@ def kernels():
     import megatron.core.ssm.ops.kernels as module
     return [module.scan.fn.configs, module.state.configs]
 guard = CandidateGuard()
-'''
+"""
 
 ORDERS = {
     "guard, flag, imports": "guard.apply(); os.environ['FLAG'] = '1'; found = kernels()",
@@ -67,8 +67,10 @@ ORDERS = {
 }
 WARNING = (
     "2 kernels were left with one candidate when they were imported, because a deterministic flag was on by then: "
-    "megatron.core.ssm.ops.kernels.scan, megatron.core.ssm.ops.kernels.state: the result is reproducible but slower, and no "
-    "table can restore their other candidates; turn the mode on before importing them, or before MAMBA_DETERMINISTIC or "
+    "megatron.core.ssm.ops.kernels.scan, megatron.core.ssm.ops.kernels.state: the result is reproducible but slower, "
+    "and no "
+    "table can restore their other candidates; turn the mode on before importing them, or before MAMBA_DETERMINISTIC "
+    "or "
     "torch's deterministic algorithms are switched on"
 )
 
@@ -168,7 +170,8 @@ def test_a_package_without_that_function_is_warned_about(fake: Any, caplog: pyte
         guard.apply()
     guard.restore()
     assert [record.getMessage() for record in caplog.records] == [
-        "fake_ssm.utils.determinism has no function autotune_configs: its package may reduce candidates in another way; "
+        "fake_ssm.utils.determinism has no function autotune_configs: its package may reduce candidates in another "
+        "way; "
         "check with the enumerator"
     ]
 

@@ -38,7 +38,8 @@ def two(tmp_path: Path) -> Any:
 
 def test_equal_files_are_identical(two: Any) -> None:
     found = compare_checkpoints(*two({"w": torch.ones(3)}, {"w": torch.ones(3)}))
-    assert found.identical and found.trained_equal
+    assert found.identical
+    assert found.trained_equal
     assert found.lines() == ("identical: 1 files, every byte",)
 
 
@@ -47,7 +48,8 @@ def test_a_trained_value_is_named_with_its_bytes(two: Any) -> None:
     second[2, 1] = 1.0  # 0000803f
     paths = two({"layer": {"w": first}, "step": 3}, {"layer": {"w": second}, "step": 3})
     found = compare_checkpoints(*paths)
-    assert not found.identical and not found.trained_equal
+    assert not found.identical
+    assert not found.trained_equal
     (difference,) = [difference for difference in found.differences if difference.kind != CONTAINER]
     assert (difference.where, difference.kind, difference.count) == ("tensor layer.w", "trained value", 2)
     ((low, high),) = difference.ranges
@@ -56,7 +58,8 @@ def test_a_trained_value_is_named_with_its_bytes(two: Any) -> None:
     assert difference.detail == "first in element 9 of its storage, 1 ranges"
     assert found.verdict.startswith("not shown to be equal: differing bytes: ")
     assert str(difference) == (
-        f"tensor layer.w: 2 bytes differ at {low}-{high - 1} (trained value; first in element 9 of its storage, 1 ranges)"
+        f"tensor layer.w: 2 bytes differ at {low}-{high - 1} (trained value; first in element 9 of its storage, 1 "
+        "ranges)"
     )
 
 
@@ -76,7 +79,8 @@ def test_a_storage_behind_a_view_is_padding(two: Any) -> None:
 
     found = compare_checkpoints(*two(model(7.0), model(9.0)))
     assert kinds(found) == {"storage 0": "unwritten padding"}
-    assert found.trained_equal and not found.identical
+    assert found.trained_equal
+    assert not found.identical
     assert found.verdict.startswith("trained values are equal: ")
     (difference,) = [difference for difference in found.differences if difference.kind != CONTAINER]
     assert "belongs to no element of view" in str(difference)
@@ -128,7 +132,8 @@ def test_values_that_are_no_tensors_and_other_shapes_are_structure(two: Any) -> 
 def test_the_name_of_a_file_is_no_difference_of_the_run(tmp_path: Path) -> None:
     model = {"w": torch.ones(3)}
     found = compare_checkpoints(save(tmp_path / "x" / "a.pt", model), save(tmp_path / "x" / "a_longer_name.pt", model))
-    assert not found.identical and found.trained_equal
+    assert not found.identical
+    assert found.trained_equal
     assert {difference.kind for difference in found.differences} == {CONTAINER}
 
 
@@ -158,7 +163,9 @@ def test_differences_across_blocks_are_one_range(two: Any, monkeypatch: pytest.M
     from tuning.determinism import checkpoint
 
     monkeypatch.setattr(checkpoint, "_BLOCK", 7)
-    found = compare_checkpoints(*two({"w": torch.zeros(40, dtype=torch.uint8)}, {"w": torch.ones(40, dtype=torch.uint8)}))
+    found = compare_checkpoints(
+        *two({"w": torch.zeros(40, dtype=torch.uint8)}, {"w": torch.ones(40, dtype=torch.uint8)})
+    )
     (difference,) = [difference for difference in found.differences if difference.kind != CONTAINER]
     assert difference.count == 40
     assert len(difference.ranges) == 1
@@ -217,9 +224,7 @@ def safetensors(path: Path, value: float, gap: bytes = b"", note: str = "") -> P
 
 def test_safetensors(tmp_path: Path) -> None:
     def compare(*contents: Any) -> Any:
-        one, other = (
-            safetensors(tmp_path / f"{n}.safetensors", *content) for n, content in enumerate(contents)
-        )
+        one, other = (safetensors(tmp_path / f"{n}.safetensors", *content) for n, content in enumerate(contents))
         return compare_checkpoints(one, other)
 
     assert compare((2.0,), (2.0,)).identical

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from importlib import metadata
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_packed_sequences_give_the_bits_that_each_gives_alone() -> None:
     y, final = causal_convolution(
         x, i["weight"], i["bias"], None, states, True, "silu", cu_seqlens=torch.tensor(bounds)
     )
-    for n, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for n, (start, stop) in enumerate(itertools.pairwise(bounds)):
         alone, state = causal_convolution(
             x[:, start:stop], i["weight"], i["bias"], None, states[n : n + 1], True, "swish"
         )
@@ -116,13 +117,17 @@ def test_autocast_does_not_reach_inside() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"activation": "relu"}, "activation must be one of silu, swish, None, got 'relu' (no other is known): choose one"),
+        (
+            {"activation": "relu"},
+            "activation must be one of silu, swish, None, got 'relu' (no other is known): choose one",
+        ),
         ({"weight": None}, "weight must have shape [D, W], got None"),
         ({"x": torch.zeros(2, 3, 4)}, "x must have shape [B, T, 5], got [2, 3, 4]"),
         ({"initial_state": torch.zeros(2, 5, 3)}, "initial_state must have shape [2, 5, 4], got [2, 5, 3]"),
         (
             {"cp_context": object()},
-            "cp_context is not supported by the torch-native causal_conv1d, got object (context parallelism passes states "
+            "cp_context is not supported by the torch-native causal_conv1d, got object (context parallelism passes "
+            "states "
             "between ranks inside FLA's kernels, which this form does not use): do without it in deterministic mode",
         ),
         (
@@ -192,6 +197,7 @@ def test_none_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeterminismError) as caught:
         require_causal_conv1d()
     assert str(caught.value) == (
-        f"deterministic mode refuses this causal-conv1d: causal-conv1d must be 1.6.0 or later, got none installed: {REMEDY}"
+        "deterministic mode refuses this causal-conv1d: causal-conv1d must be 1.6.0 or later, got none installed: "
+        f"{REMEDY}"
     )
     assert causal_conv1d_problem(required=False) is None

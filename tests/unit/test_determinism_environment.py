@@ -55,18 +55,21 @@ REFUSED = [
     (
         "NCCL_ALGO",
         "Tree",
-        NCCL + "'Tree' (Tree: the order of its reductions is not under the user's control): unset it and it becomes Ring",
+        NCCL
+        + "'Tree' (Tree: the order of its reductions is not under the user's control): unset it and it becomes Ring",
     ),
     (
         "NCCL_ALGO",
         "Ring,NVLS,Fast",
-        NCCL + "'Ring,NVLS,Fast' (NVLS: the NVLink switch adds in an order that is not under the user's control; not known "
+        NCCL
+        + "'Ring,NVLS,Fast' (NVLS: the NVLink switch adds in an order that is not under the user's control; not known "
         "to be bit-exact): unset it and it becomes Ring",
     ),
     (
         "NCCL_ALGO",
         "NVLSTree",
-        NCCL + "'NVLSTree' (NVLSTree: the order of its reductions is not under the user's control): unset it and it becomes "
+        NCCL
+        + "'NVLSTree' (NVLSTree: the order of its reductions is not under the user's control): unset it and it becomes "
         "Ring",
     ),
     ("NCCL_ALGO", "PAT", NCCL + "'PAT' (PAT: not known to be bit-exact): unset it and it becomes Ring"),
@@ -74,25 +77,29 @@ REFUSED = [
     (
         "NCCL_DETERMINISTIC",
         "0",
-        "NCCL_DETERMINISTIC must be one of 1, got '0' (lets NCCL use reductions whose order varies): unset it and it becomes "
+        "NCCL_DETERMINISTIC must be one of 1, got '0' (lets NCCL use reductions whose order varies): unset it and it "
+        "becomes "
         "1",
     ),
     (
         "NCCL_EP_HT_EM_AG_SCAN_MODE",
         "0",
-        "NCCL_EP_HT_EM_AG_SCAN_MODE must be one of 1, got '0' (tokens arrive at an expert in the order of arrival): unset it "
+        "NCCL_EP_HT_EM_AG_SCAN_MODE must be one of 1, got '0' (tokens arrive at an expert in the order of arrival): "
+        "unset it "
         "and it becomes 1",
     ),
     (
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
         "1",
-        "NVTE_ALLOW_NONDETERMINISTIC_ALGO must be one of 0, got '1' (Transformer Engine reads it as an integer, and anything "
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO must be one of 0, got '1' (Transformer Engine reads it as an integer, and "
+        "anything "
         "but 0 allows nondeterministic algorithms): unset it and it becomes 0",
     ),
     (
         "CUBLAS_WORKSPACE_CONFIG",
         ":0:0",
-        "CUBLAS_WORKSPACE_CONFIG must be one of :4096:8, :16:8, got ':0:0' (only these two workspaces are documented as "
+        "CUBLAS_WORKSPACE_CONFIG must be one of :4096:8, :16:8, got ':0:0' (only these two workspaces are documented "
+        "as "
         "deterministic): unset it and it becomes :4096:8",
     ),
     (
@@ -114,12 +121,14 @@ REFUSED = [
     (
         "CAUSAL_CONV1D_DETERMINISTIC",
         "true",
-        "CAUSAL_CONV1D_DETERMINISTIC must be one of 1..., got 'true' (switches causal_conv1d's deterministic backward off, "
+        "CAUSAL_CONV1D_DETERMINISTIC must be one of 1..., got 'true' (switches causal_conv1d's deterministic backward "
+        "off, "
         "or is a value that it does not read): unset it",
     ),
 ]
 NO_CACHE_DIR = (
-    "TRITON_CACHE_DIR must be a path on a file system that all nodes share where TRITON_CACHE_AUTOTUNING=1, got nothing "
+    "TRITON_CACHE_DIR must be a path on a file system that all nodes share where TRITON_CACHE_AUTOTUNING=1, got "
+    "nothing "
     "(there is no safe default: each node would keep timings of its own): set it, or unset TRITON_CACHE_AUTOTUNING"
 )
 
@@ -163,7 +172,8 @@ def test_a_refused_value(name: str, value: str, message: str) -> None:
 def test_every_accepted_value_has_a_reason_and_so_has_every_other() -> None:
     for variable in VARIABLES:
         assert variable.why
-        assert variable.accepted and all(variable.accepted.values())
+        assert variable.accepted
+        assert all(variable.accepted.values())
         assert variable.any_value or variable.otherwise
 
 
@@ -193,7 +203,8 @@ def test_the_autotuning_cache_needs_a_folder() -> None:
 
 CACHED = {"TRITON_CACHE_AUTOTUNING": "1", "TRITON_CACHE_DIR": "/cache"}
 CACHE_SCOPE = (
-    "TRITON_CACHE_AUTOTUNING=1 affects only autotuners outside the pinned scope; pinned kernels never read Triton's cache"
+    "TRITON_CACHE_AUTOTUNING=1 affects only autotuners outside the pinned scope; "
+    "pinned kernels never read Triton's cache"
 )
 
 
@@ -223,7 +234,8 @@ CACHE_SCOPE = (
             None,
             [
                 CACHE_SCOPE,
-                "TRITON_CACHE_DIR='/cache': cannot tell which file system it is on; with TRITON_CACHE_AUTOTUNING=1 it must "
+                "TRITON_CACHE_DIR='/cache': cannot tell which file system it is on; with TRITON_CACHE_AUTOTUNING=1 it "
+                "must "
                 "be one that all nodes share",
             ],
         ),
@@ -232,7 +244,8 @@ CACHE_SCOPE = (
             {"TRITON_PRINT_AUTOTUNING": "1"},
             "ext4",
             [
-                "TRITON_PRINT_AUTOTUNING=1 shows only what Triton times, outside the pinned scope; for pinned kernels use "
+                "TRITON_PRINT_AUTOTUNING=1 shows only what Triton times, outside the pinned scope; for pinned kernels "
+                "use "
                 "the enumerator (enumerate_autotuners) and the verifier (verify_every)"
             ],
         ),
@@ -298,13 +311,17 @@ class FakeTorch(SimpleNamespace):
 
 
 TOO_LATE_NCCL = (
-    "NCCL_ALGO, NCCL_EP_HT_EM_AG_SCAN_MODE must be set before the process group starts, got unset with a process group on "
-    "cpu:gloo,cuda:nccl running (NCCL has read its environment): set them in the launcher (spawn_env), or turn the mode on "
+    "NCCL_ALGO, NCCL_EP_HT_EM_AG_SCAN_MODE must be set before the process group starts, got unset with a process group "
+    "on "
+    "cpu:gloo,cuda:nccl running (NCCL has read its environment): set them in the launcher (spawn_env), or turn the "
+    "mode on "
     "before init_process_group"
 )
 TOO_LATE_CUBLAS = (
-    "CUBLAS_WORKSPACE_CONFIG must be set before the first cuBLAS handle, got unset with CUDA in use (a handle may exist, "
-    "and keeps the workspace it was created with): set it in the launcher (spawn_env), or turn the mode on before any work "
+    "CUBLAS_WORKSPACE_CONFIG must be set before the first cuBLAS handle, got unset with CUDA in use (a handle may "
+    "exist, "
+    "and keeps the workspace it was created with): set it in the launcher (spawn_env), or turn the mode on before any "
+    "work "
     "on the device"
 )
 

@@ -50,7 +50,9 @@ def flash_attn(modules: Any, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(flash, "FLASH_MODULES", ("flash_attn", "flash_attn_interface"))
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
     monkeypatch.delitem(sys.modules, "flash_attn_interface")
-    module: ModuleType = modules("flash_attn", _flash_attn_backward=_flash_attn_backward, flash_attn_size=1, **FUNCTIONS)
+    module: ModuleType = modules(
+        "flash_attn", _flash_attn_backward=_flash_attn_backward, flash_attn_size=1, **FUNCTIONS
+    )
     return module
 
 
@@ -107,7 +109,8 @@ def test_none_with_the_parameter_is_rejected_naming_what_was_found(modules: Any)
     assert str(caught.value) == (
         "deterministic mode refuses flash attention: no entry point has a parameter 'deterministic'; found: "
         "old_flash.flash_attn_3_func (None: its package is not installed), old_flash.flash_attn_func (no parameter "
-        "'deterministic'), old_flash.flash_attn_varlen_func (not callable), no_such_flash_module (not installed): install "
+        "'deterministic'), old_flash.flash_attn_varlen_func (not callable), no_such_flash_module (not installed): "
+        "install "
         "flash-attn 2.4.1 or later, or choose another attention backend"
     )
 
@@ -126,7 +129,8 @@ def test_undo_refuses_a_place_that_somebody_else_has_patched(flash_attn: Any) ->
     with pytest.raises(DeterminismError) as caught:
         patch.undo()
     assert str(caught.value) == (
-        "cannot undo the flash-attention patch: flash_attn.flash_attn_func was replaced by somebody else since: undo that "
+        "cannot undo the flash-attention patch: flash_attn.flash_attn_func was replaced by somebody else since: undo "
+        "that "
         "first, then undo this again"
     )
     assert flash_attn.flash_attn_varlen_func is flash_attn_varlen_func
@@ -205,7 +209,8 @@ def test_a_hub_kernel_is_bound_when_it_is_loaded(flash_attn: Any, modules: Any) 
         with pytest.raises(DeterminismError) as caught:
             dispatch._maybe_download_kernel_for_backend(Backend.FLASH_4_HUB)
     assert str(caught.value) == (
-        "deterministic mode refuses this attention backend: hub kernel flash_4_hub.kernel_fn (no parameter 'deterministic') "
+        "deterministic mode refuses this attention backend: hub kernel flash_4_hub.kernel_fn (no parameter "
+        "'deterministic') "
         "cannot be bound to deterministic=True: choose another attention backend"
     )
     assert dispatch._maybe_download_kernel_for_backend is load

@@ -77,9 +77,7 @@ def errors(rule: str, i: Inputs, **options: Any) -> dict[str, float]:
     grads = torch.autograd.grad((o.double() * do).sum() + (state.double() * ds).sum(), list(i.values()))
     expected = torch.autograd.grad((expected_o * do).sum() + (expected_state * ds).sum(), list(i.values()))
     found = {"o": relative(o, expected_o), "state": relative(state, expected_state)}
-    return found | {
-        f"d{name}": relative(g, e.double()) for name, g, e in zip(i, grads, expected, strict=True)
-    }
+    return found | {f"d{name}": relative(g, e.double()) for name, g, e in zip(i, grads, expected, strict=True)}
 
 
 def octets(x: torch.Tensor) -> torch.Tensor:
@@ -106,8 +104,8 @@ def test_output_state_and_gradients_of_narrow_inputs(rule: str, dtype: torch.dty
 
 @both
 def test_decays_too_steep_for_their_exponentials_one_by_one(rule: str) -> None:
-    # The running sum of g reaches about -3000 within a chunk: exp(+3000) would be infinite. Differences of such sums are
-    # exact to about 3000 * 2**-24, and so is what they are the exponents of.
+    # The running sum of g reaches about -3000 within a chunk: exp(+3000) would be infinite. Differences of such sums
+    # are exact to about 3000 * 2**-24, and so is what they are the exponents of.
     i = make(rule, torch.float32, steep=50.0)
     assert i["g"].sum(1).min() < -2000
     assert max(errors(rule, i).values()) < 1e-3
@@ -266,7 +264,8 @@ CP = "context parallelism passes states between ranks inside FLA's kernels, whic
         (
             "gdn",
             {"v": torch.zeros(B, T, 4, V)},
-            f"q and v must have shapes [B, T, H, K] and [B, T, HV, V] with HV a multiple of H, got [{B}, {T}, {H}, {K}] and "
+            f"q and v must have shapes [B, T, H, K] and [B, T, HV, V] with HV a multiple of H, got [{B}, {T}, {H}, "
+            f"{K}] and "
             f"[{B}, {T}, 4, {V}]",
         ),
         (

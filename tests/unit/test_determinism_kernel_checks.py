@@ -14,7 +14,7 @@ from tuning.errors import DeterminismError
 @pytest.fixture(autouse=True)
 def _no_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(kernel_checks, "_checks", {})
-    yield
+    return
 
 
 def test_nothing_registered_is_fine() -> None:
@@ -37,9 +37,12 @@ def test_unpatched_kernels_are_listed_beside_patched_ones_for_every_package() ->
     with pytest.raises(DeterminismError) as caught:
         run_kernel_checks()
     assert str(caught.value) == (
-        "deterministic mode refuses these kernels: 3 problems: (1) model: kernels not patched: gate, mix; patched: scan: "
-        "patch them before turning the mode on, or do without them; (2) other: its kernel check failed with LookupError: no "
-        "kernels: fix the check; (3) third: kernels not patched: only; patched: none: patch them before turning the mode "
+        "deterministic mode refuses these kernels: 3 problems: (1) model: kernels not patched: gate, mix; patched: "
+        "scan: "
+        "patch them before turning the mode on, or do without them; (2) other: its kernel check failed with "
+        "LookupError: no "
+        "kernels: fix the check; (3) third: kernels not patched: only; patched: none: patch them before turning the "
+        "mode "
         "on, or do without them"
     )
 

@@ -73,7 +73,8 @@ def test_a_foreign_patch_is_left_alone_and_named_and_the_rest_is_undone() -> Non
     with pytest.raises(DeterminismError) as caught:
         patches.undo()
     assert str(caught.value) == (
-        "cannot undo the test's patch: SimpleNamespace.a was replaced by somebody else since: undo that first, then undo "
+        "cannot undo the test's patch: SimpleNamespace.a was replaced by somebody else since: undo that first, then "
+        "undo "
         "this again"
     )
     assert (target.a, target.b, "method" in vars(Child)) == ("foreign", 1, False)
