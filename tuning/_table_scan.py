@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tuning._table_rows import Entry, TableFile
-from tuning._table_schema import attempt, entry_of_text, parse
+from tuning._table_schema import attempt, entry_of_text, fail, parse
 
 __all__ = ["LoadedFile", "load"]
 
@@ -97,10 +97,15 @@ class LoadedFile:
         entries = self._entries.get(kernel)
         if entries is None:
             lines = self._lines.get(kernel, ())
-            head = self.head
-            made = [entry_of_text(line, head.package, head.path, head.triton) for line in lines]
-            entries = self._entries[kernel] = tuple(entry for entry in made if entry is not None)
+            entries = tuple(self._made(line) for line in lines)
+            self._entries[kernel] = entries
         return entries
+
+    def _made(self, line: str) -> Entry:
+        entry = entry_of_text(line, self.head.package, self.head.path, self.head.triton)
+        if entry is None:
+            fail(self.head.path, "$.entries", "a line that was checked to be read", line[:80], "report this as a bug")
+        return entry
 
     @property
     def table(self) -> TableFile:
