@@ -129,7 +129,7 @@ class _Walker:
         self.unimported: dict[str, Unimported] = {}
         self._stand_ins: dict[str, ModuleType] = {}
         self._folders: set[str] = set()
-        self._circular: list[str] = []
+        self._again: dict[str, tuple[str, ...]] = {}  # what to try once more, and the stand-ins that it blamed
 
     # -- importing --
 
@@ -195,8 +195,11 @@ class _Walker:
         module, error = _import(child.name)
         if module is None:
             reason = explain(error)
-            if "partially initialized module" in reason:
-                self._circular.append(child.name)
+            blamed = tuple(name for name in self._stand_ins if f"'{name}'" in reason)
+            if blamed:
+                reason += f" ({', '.join(blamed)} is walked without its __init__)"
+            if blamed or "partially initialized module" in reason:
+                self._again[child.name] = blamed
             if child.is_package and getattr(child.spec, "submodule_search_locations", None) is not None:
                 module = self._stand_in(child.name, child.spec, reason)
             else:
@@ -207,21 +210,31 @@ class _Walker:
             self.below(module)
 
     def retry(self) -> None:
-        """Try once more what failed in a circle of imports: with the rest loaded, the circle may be open."""
-        for name in self._circular:
-            stand_in = self._stand_ins.get(name)
-            if stand_in is not None and sys.modules.get(name) is stand_in:
-                del sys.modules[name]
-            module, _ = _import(name)
-            if module is not None:
-                del self.unimported[name]
-                self._stand_ins.pop(name, None)
-                for loaded, below in list(sys.modules.items()):
-                    parent, _, last = loaded.rpartition(".")
-                    if parent == name and not hasattr(module, last):
-                        setattr(module, last, below)
-            elif stand_in is not None:
-                sys.modules[name] = stand_in
+        """Try once more what failed in a circle of imports: with the rest loaded, the circle may be open.
+
+        What failed for want of names in a stand-in follows, where the package has taken its place back.
+        """
+        for name in [name for name, blamed in self._again.items() if not blamed]:
+            self._try_again(name)
+        for name, blamed in self._again.items():
+            if blamed and not any(package in self._stand_ins for package in blamed):
+                self._try_again(name)
+
+    def _try_again(self, name: str) -> None:
+        stand_in = self._stand_ins.get(name)
+        if stand_in is not None and sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        module, _ = _import(name)
+        if module is not None:
+            self.unimported.pop(name, None)
+            self._stand_ins.pop(name, None)
+            # Python sets a submodule as an attribute when it imports it; these were imported under the stand-in.
+            for loaded, below in list(sys.modules.items()):
+                parent, _, last = loaded.rpartition(".")
+                if parent == name and not hasattr(module, last):
+                    setattr(module, last, below)
+        elif stand_in is not None:
+            sys.modules[name] = stand_in
 
     def _children(self, package: ModuleType) -> list[_Child]:
         prefix = package.__name__ + "."

@@ -195,6 +195,14 @@ def _default(x, n, BLOCK: tl.constexpr): pass
 def launch_default(x, *, kernel=tuned(_default)): ...
 del _default
 
+def _positional(x, n, BLOCK: tl.constexpr): pass
+def launch_positional(x, kernel=tuned(_positional)): ...
+del _positional
+
+def _in_key(x, n, BLOCK: tl.constexpr): pass
+GRIDS = {tuned(_in_key): 1}
+del _in_key
+
 class Op:
     @triton.autotune(configs=configs(16, 32), key=["n"], do_bench=bench)
     @triton.jit
@@ -230,6 +238,8 @@ direct = Autotuner(triton.jit(direct), ["x", "n", "BLOCK"], configs(8), ["n"], N
         ("_in_dict", "TABLE['a']['b']", ("dict", "dict", "autotuner")),
         ("_in_list", "TABLE[1][1][0]", ("dict", "list", "tuple", "autotuner")),
         ("_default", "launch_default.<default kernel>", ("function", "autotuner")),
+        ("_positional", "launch_positional.<default>", ("function", "autotuner")),
+        ("_in_key", "GRIDS.keys()", ("dict", "autotuner")),
         ("Op.attribute", "Op.attribute", ("class", "autotuner")),
         ("_instance", "op.kernel", ("Op", "autotuner")),
         ("direct", "direct", ("autotuner",)),
@@ -238,7 +248,7 @@ direct = Autotuner(triton.jit(direct), ["x", "n", "BLOCK"], configs(8), ["n"], N
 def test_a_kernel_is_found_behind(make: Maker, kernel: str, where: str, wrapped: tuple[str, ...]) -> None:
     name = make("inv_wrapped", {"__init__.py": "", "ops.py": WRAPPED})
     found = {info.kernel: info for info in list_autotuners(name)}
-    assert len(found) == 13
+    assert len(found) == 15
     info = found[f"inv_wrapped.ops.{kernel}"]
     assert info.found_at[0] == f"inv_wrapped.ops.{where}"
     assert info.wrapped == wrapped
@@ -267,6 +277,21 @@ def test_searching_runs_no_code_of_the_objects_it_looks_at() -> None:
     cycle.append(cycle)
     module.__dict__.update(trap=Trap(), held={"a": Trap()}, cycle=cycle)
     assert search({"inv_trap": module}, [__name__, "inv_trap"]) == ()
+
+
+def test_the_nearest_place_says_how_a_kernel_is_wrapped(make: Maker) -> None:
+    name = make(
+        "inv_near",
+        {
+            "__init__.py": "",
+            "kernels.py": kernels("one") + "SHARED = [one]\nAGAIN = SHARED\ndel one\n",
+            "names.py": "from .kernels import SHARED\none = SHARED[0]\ndel SHARED\n",
+        },
+    )
+    (info,) = take_inventory(name).autotuners
+    # A container is gone through once, however often it is bound.
+    assert info.found_at == (f"{name}.names.one", f"{name}.kernels.SHARED[0]")
+    assert info.wrapped == ("autotuner",)
 
 
 def test_imported_before_and_after_triton_autotune_was_swapped_both_are_found(
@@ -340,10 +365,11 @@ def test_an_old_name_of_a_module_does_not_list_it_again(make: Maker) -> None:
 
 
 def test_two_autotuners_of_one_kernel_name_are_two_and_say_so(make: Maker) -> None:
-    text = kernels("one") + "first = one\n" + KERNEL.format(name="one").replace("16, 32", "64")
+    first, second = (KERNEL.format(name="one").replace("configs(16, 32)", listed) for listed in ("MANY", "FEW"))
+    text = HEAD + "MANY, FEW = configs(16, 32), configs(64)\n" + first + "first = one\n" + second
     name = make("inv_twice", {"__init__.py": text})
     found = take_inventory(name)
-    assert [len(info.candidates) for info in found.autotuners] == [2, 1]
+    assert [(len(info.candidates), info.declared) for info in found.autotuners] == [(2, 2), (1, 1)]
     assert all(note(info, "shared_name") == "2 autotuners have this kernel name" for info in found.autotuners)
 
 
@@ -401,9 +427,13 @@ def test_a_package_whose_init_fails_is_walked_without_it_and_leaves_nothing_behi
             "ops/deep/__init__.py": "",
             "ops/deep/kernels.py": kernels("one"),
             "uses.py": "from .ops.deep.kernels import one\n",
+            "wants.py": "from .ops import something\n",
         },
     )
     found = take_inventory(name)
+    (wants,) = [problem.reason for problem in found.problems if problem.module == f"{name}.wants"]
+    assert wants.endswith(f"({name}.ops is walked without its __init__)")
+    found = replace(found, problems=tuple(problem for problem in found.problems if problem.reason != wants))
     assert [info.kernel for info in found.autotuners] == [f"{name}.ops.deep.kernels.one"]
     assert found.autotuners[0].found_at == (f"{name}.ops.deep.kernels.one", f"{name}.uses.one")
     assert [(problem.module, problem.kind, problem.reason) for problem in found.problems] == [
@@ -505,6 +535,41 @@ def test_a_circle_of_imports_that_opens_later_is_no_problem(make: Maker) -> None
     found = take_inventory(name)
     assert found.problems == ()
     assert [info.kernel for info in found.autotuners] == [f"{name}.a.one"]
+
+
+def test_a_package_that_opens_later_replaces_its_stand_in_and_holds_its_modules(make: Maker) -> None:
+    name = make(
+        "inv_opens",
+        {
+            "__init__.py": "",
+            "a/__init__.py": "from ..b import from_b\nfrom_a = 1\n",
+            "a/kernels.py": kernels("one"),
+            "b.py": "import sys\nif 'inv_opens.z' not in sys.modules:\n    from .a import from_a\nfrom_b = 1\n",
+            "z.py": "",
+        },
+    )
+    found = take_inventory(name)
+    assert found.problems == ()
+    assert [info.kernel for info in found.autotuners] == [f"{name}.a.kernels.one"]
+    assert sys.modules[f"{name}.a"].from_a == 1  # type: ignore[attr-defined]
+    assert sys.modules[f"{name}.a"].kernels is sys.modules[f"{name}.a.kernels"]  # type: ignore[attr-defined]
+
+
+def test_a_package_that_stays_shut_keeps_its_stand_in_for_the_second_try(make: Maker) -> None:
+    once = "import sys\nif 'inv_shut.z' not in sys.modules:\n    raise ImportError('partially initialized module')\n"
+    name = make(
+        "inv_shut",
+        {
+            "__init__.py": "",
+            "a/__init__.py": "raise ImportError('partially initialized module, for good')\n",
+            "a/kernels.py": once + kernels("one"),
+            "z.py": "",
+        },
+    )
+    found = take_inventory(name)
+    assert [info.kernel for info in found.autotuners] == [f"{name}.a.kernels.one"]
+    assert [problem.module for problem in found.problems] == [f"{name}.a"]
+    assert f"{name}.a" not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -672,6 +737,8 @@ def k(x, y, n, BLOCK: tl.constexpr): pass
     assert info.resets._asdict() == {"reset_to_zero": ("x",), "restore_value": ("y",)}
     assert kinds(info) == ["relies_on_reset_to_zero", "relies_on_restore_value"]
     assert note(info, "relies_on_reset_to_zero").startswith("Triton zeroes x while benchmarking")
+    alone = take_inventory(make("inv_alone", {"__init__.py": text.replace(', triton.Config({"BLOCK": 32})', "")}))
+    assert alone.autotuners[0].notes == ()  # never benchmarked, so never reset
     row = rows([info])[0]
     assert row["resets"] == "reset_to_zero: x; restore_value: y"
     assert row["notes"] == "relies on reset to zero, relies on restore value"
@@ -696,7 +763,8 @@ def norm(x, B, T, BT):
     BT2 = min(64, max(16, triton.next_power_of_2(T)))
     T_BUCKET = 0 if T < 8192 else T
     rows, cols = x.shape[0] * T, 4
-    k[(NB,)](x, NB=NB, NC=NC, BT=BT2, T_BUCKET=T_BUCKET, R=rows // 2, C=cols, S=(T + 1) % 4, E=T if T else 1, F=len(x))
+    k[(NB,)](x, NB=NB, NC=NC, BT=BT2, T_BUCKET=T_BUCKET, R=rows // 2,
+      C=cols, S=(T + 1) % 4, E=T if T else 1, F=len(x), I=triton.cdiv(D, T))
 
 def other(x, meta):
     NB = 4
@@ -707,12 +775,12 @@ def other(x, meta):
 def test_a_key_that_grows_with_the_tokens_is_flagged_with_the_launch_that_says_so() -> None:
     """fla#1147: cdiv(B*T, 1024) in the key gave a hundred values."""
     source = ModuleSource(LAUNCHES, "norm.py")
-    names = ["NB", "NC", "BT", "T_BUCKET", "R", "C", "S", "E", "F", "G", "H", "T", "D"]
+    names = ["NB", "NC", "BT", "T_BUCKET", "R", "C", "S", "E", "F", "G", "H", "I", "T", "D"]
     found = source.fragmenting("k", ["x", *names], names)
     assert list(found) == ["NB", "R", "E", "G", "T"]
     assert found["NB"] == "triton.cdiv(B * T, 1024) at norm.py:3, and T reads as a token count"
     assert found["R"] == "rows // 2 at norm.py:8, and T reads as a token count"
-    assert found["G"] == "meta.max_seqlen at norm.py:12, and max_seqlen reads as a token count"
+    assert found["G"] == "meta.max_seqlen at norm.py:13, and max_seqlen reads as a token count"
     assert found["T"] == "the name reads as a token count or sequence length"
     assert source.fragmenting("another", [], ["NB"]) == {}
 
@@ -957,7 +1025,7 @@ def test_json_is_one_plain_document(make: Maker) -> None:
 def test_rows_have_the_same_columns_for_every_autotuner(make: Maker) -> None:
     infos = take_inventory(make("inv_rows", {"__init__.py": "", "ops.py": WRAPPED}), archs=[]).autotuners
     table = rows(infos)
-    assert len(table) == 13
+    assert len(table) == 15
     assert {tuple(row) for row in table} == {
         ("kernel", "candidates", "key", "state", "tables", "wrapped", "hooks", "pruner", "resets", "notes")
     }
