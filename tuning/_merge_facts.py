@@ -159,8 +159,7 @@ class KeyFacts:
     @cached_property
     def recordings(self) -> tuple[RecordingFacts, ...]:
         """Each recording, by rank, then by what it holds."""
-        rows = sorted(range(self.recordings_count), key=self._row_order)
-        return tuple(map(self._recording, rows))
+        return tuple(map(self._recording, self._rows))
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -183,15 +182,17 @@ class KeyFacts:
         They are infinite where it failed and NaN where it was not tried.
         """
         column = next(column for column in self._pool.columns if column.config == config)
-        rows = sorted(range(self.recordings_count), key=self._row_order)
-        return tuple((column.low[row], column.mid[row], column.high[row]) for row in rows)
+        return tuple((column.low[row], column.mid[row], column.high[row]) for row in self._rows)
 
-    def _row_order(self, row: int) -> tuple[object, ...]:
-        path, environment = self._origins[self._pool.sources[row]]
-        by_config = sorted(self._pool.columns, key=lambda column: column.config.order)
-        # NaN does not sort: an untried candidate counts as below all times.
-        times = [-1.0 if math.isnan(column.mid[row]) else column.mid[row] for column in by_config]
-        return (environment.rank, environment.host, environment.device, times, path)
+    @cached_property
+    def _rows(self) -> tuple[int, ...]:
+        contents = self._pool.contents()
+
+        def order(row: int) -> tuple[object, ...]:
+            path, environment = self._origins[self._pool.sources[row]]
+            return (environment.rank, environment.host, environment.device, contents[row], path)
+
+        return tuple(sorted(range(self.recordings_count), key=order))
 
     def _recording(self, row: int) -> RecordingFacts:
         path, environment = self._origins[self._pool.sources[row]]
@@ -214,7 +215,7 @@ class KeyFacts:
             for column in self._pool.columns
         ]
         return tuple(
-            mine / best - 1 if mine < FAILED and best > 0 else None
+            mine / best - 1 if mine < FAILED and best > 0 and mine / best < FAILED else None
             for mine, best in zip(chosen.low, map(min, zip(*lows, strict=True)), strict=True)
         )
 

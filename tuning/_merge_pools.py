@@ -186,6 +186,21 @@ class Pool:
         self.columns = tuple(columns)
         self._known.clear()
 
+    def contents(self) -> list[tuple[float, ...]]:
+        """For each recording all that it holds, to be compared: recordings with equal contents are interchangeable."""
+        order = sorted(range(len(self.columns)), key=lambda at: self.columns[at].config.order)
+        place = {at: float(rank) for rank, at in enumerate(order)}
+        numbers: list[Iterable[float]] = [[place[winner] for winner in self.winners]]
+        for at in order:
+            column = self.columns[at]
+            everywhere = column.timed + column.failed == len(self.sources)
+            # NaN compares with nothing: a candidate that was not tried counts as below all times.
+            numbers += [
+                part if everywhere else [value if value <= FAILED else -1.0 for value in part]
+                for part in (column.low, column.mid, column.high)
+            ]
+        return list(zip(*numbers, strict=True))
+
 
 def _column(numbers: array[float], places: Sequence[int], width: int, rows: int) -> array[float]:
     if not places:

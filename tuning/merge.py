@@ -32,9 +32,9 @@ median, 2 % ties, largest footprint                     42 of 48   79 of 96   0.
 20th percentile, 1 % + spread ties, largest footprint   48 of 48   93 of 96   0.06 %
 ======================================================  =========  =========  ========
 
-A rule on noisy data still flips where a candidate lies at the edge of the tied set. So a merge may be given the
-``tables`` in force: where a table's config is among the tied candidates it stays, and a table changes only for a
-reason.
+The rule was tuned on these very recordings, and three of the keys decide: the figures say what it does there. Any rule
+flips where a candidate lies at the edge of the tied set. So a merge may be given the ``tables`` in force: where a
+table's config is among the tied candidates it stays, and a table changes only for a reason.
 
 **Sources.** Timings of different sources of one kernel are not timings of one thing. Records say the hash of the source
 but not when they were made, so there is no newest: two hashes of one kernel are an error that names the files.
@@ -361,15 +361,7 @@ def _stability(rules: _Rules, pool: Pool, eligible: Sequence[int], choice: int |
     recordings = len(pool.sources)
     if choice is None or recordings < 2:
         return None
-    by_config = sorted(pool.columns, key=lambda column: column.config.order)
-    # NaN does not sort: a candidate that was not tried counts as below all times.
-    lows = [
-        column.low
-        if column.timed + column.failed == recordings
-        else [value if value <= FAILED else -1.0 for value in column.low]
-        for column in by_config
-    ]
-    content = list(zip(*lows, strict=True))
+    content = pool.contents()
     rows = sorted(range(recordings), key=content.__getitem__)
     if recordings > _SAMPLE:
         rows = [rows[index * recordings // _SAMPLE] for index in range(_SAMPLE)]

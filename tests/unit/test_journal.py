@@ -11,6 +11,7 @@ import secrets
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -174,11 +175,21 @@ def test_what_cannot_be_created_is_said_at_once(tmp_path: Path, place: str) -> N
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not hold for root")
-def test_a_read_only_folder_is_said_at_once(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(JournalError, match="Permission denied"):
-        JournalWriter(str(tmp_path / "rec"), environment())
+def test_a_folder_that_cannot_be_written_is_said_at_once() -> None:
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o555)
+        try:
+            if user == 0:
+                os.seteuid(65534)  # permissions do not hold for root
+            with pytest.raises(JournalError, match=r"cannot be created: Permission denied; give a record_path"):
+                JournalWriter(f"{name}/rec", environment())
+            with pytest.raises(JournalError, match="Permission denied"):
+                JournalWriter(f"{name}/new/folder/rec", environment())
+        finally:
+            os.seteuid(user)
+            os.chmod(name, 0o755)
+        assert os.listdir(name) == []
 
 
 def test_a_file_whose_head_cannot_be_written_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
