@@ -33,11 +33,18 @@ def _torchrun(options: argparse.Namespace, folder: Path, *parts: str) -> dict[st
         "TRITON_CACHE_DIR": str(folder / "cache"),
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
+    if "--deterministic" in parts:
+        from tuning.determinism import spawn_env
+
+        # NCCL and cuBLAS read theirs before a worker's own code could set them.
+        environment = spawn_env(environment)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     for part in parts:
+        if part.startswith("--"):
+            continue
         shown = {name: value for name, value in found[part].items() if name != "disagreements"}
         print(f"{part:7} {json.dumps(shown)}", flush=True)
     return found
@@ -52,10 +59,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         folder = Path(name)
         found = _torchrun(options, folder, "record", "chaos", "cost")
         starts = [_torchrun(options, folder, "stock")["stock"] for _ in range(options.starts)]
+        # A hybrid model under FSDP2, in fresh processes: twice with deterministic mode, twice without.
+        trained = {
+            name: [_torchrun(options, folder, "fsdp", *flags)["fsdp"] for _ in range(2)]
+            for name, flags in (("deterministic", ["--deterministic"]), ("default", []))
+            if not options.stub
+        }
     return {
         "case": "nccl",
         **results.circumstances(("triton", "torch", "mamba_ssm")),
         "kernels": "stub" if options.stub else "mamba_chunk_scan_combined forward+backward, as in the case ssd",
         **found,
         "stock, cold starts": starts,
+        "hybrid model under FSDP2, 20 steps, twice": trained,
+        "equal digests": {name: first["ranks"] == second["ranks"] for name, (first, second) in trained.items()},
     }

@@ -175,7 +175,56 @@ def cost(options: argparse.Namespace, rank: int) -> dict[str, Any]:
     return {"keys": 300, "first_ms": times[0], "later_median_ms": later[4], "later_p90_ms": later[8]}
 
 
-PARTS = {"record": record_and_pin, "stock": stock, "chaos": chaos, "cost": cost}
+def fsdp(options: argparse.Namespace, rank: int) -> dict[str, Any]:
+    """Train a hybrid model for some steps under FSDP2; digests of losses and of every rank's weights."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from bench.hybrid import Hybrid, HybridShape
+    from bench.workloads import digest
+
+    shape = HybridShape()
+    policy = tuning.AutotunePolicy(modules=("mamba_ssm",), verify_every=1, verify_strict=options.deterministic)
+    with tuning.install(policy, deterministic=options.deterministic) as installed:
+        torch.manual_seed(1)
+        model = Hybrid(shape).cuda()
+        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in model.blocks:
+            fully_shard(block, mp_policy=mixed)
+        fully_shard(model, mp_policy=mixed)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        data = torch.Generator(device="cuda").manual_seed(rank)
+        losses, times, verdicts = [], [], []
+        for step in range(1, 21):
+            begin = time.perf_counter()
+            tokens = torch.randint(shape.vocabulary, (shape.batch, shape.seqlen + 1), generator=data, device="cuda")
+            logits = model(tokens[:, :-1]).float().flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+            verdicts.append(tuning.maybe_verify_choices(step))
+            torch.cuda.synchronize()
+            times.append(1e3 * (time.perf_counter() - begin))
+        weights = {name: tensor.to_local() for name, tensor in model.state_dict().items()}
+        mine = {
+            "losses": digest({"loss": torch.stack(losses)}),
+            "weights": digest(weights),
+            "benchmarks": installed.benchmarks,
+            "last loss": float(losses[-1]),
+        }
+        mode = installed.mode
+    return {
+        "mode": mode,
+        "deterministic": options.deterministic,
+        "ranks": _gathered(mine),
+        "checks that agreed": verdicts.count(True),
+        "median_step_ms": statistics.median(times[1:]),
+        "keys": len(installed.choices),
+    }
+
+
+PARTS = {"fsdp": fsdp, "record": record_and_pin, "stock": stock, "chaos": chaos, "cost": cost}
 
 
 def main() -> None:
@@ -184,6 +233,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="+", choices=sorted(PARTS))
     parser.add_argument("--folder", type=Path, required=True, help="folder that all ranks share")
     parser.add_argument("--stub", action="store_true", help="a stub kernel and gloo, in place of a GPU and NCCL")
+    parser.add_argument("--deterministic", action="store_true", help="fsdp: deterministic mode")
     options = parser.parse_args()
     local = int(os.environ["LOCAL_RANK"])
     if options.stub:

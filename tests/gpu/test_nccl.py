@@ -50,3 +50,11 @@ def test_stock_disagreements_are_named_alike_on_every_rank(found):
 def test_chaos_stops_training_on_every_rank(found):
     assert set(found["chaos"]["stopped at step, each rank"]) == {1}
     assert min(found["chaos"]["disagreements, each rank"]) > 0
+
+
+def test_a_hybrid_model_trains_to_the_same_bits_in_deterministic_mode_only(found):
+    assert found["equal digests"] == {"deterministic": True, "default": False}
+    for run in found["hybrid model under FSDP2, 20 steps, twice"]["deterministic"]:
+        assert run["mode"] == "pinned"
+        assert run["checks that agreed"] == 20
+        assert {rank["benchmarks"] for rank in run["ranks"]} == {0}
