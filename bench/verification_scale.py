@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import results
+from tuning._check_contents import pack
 from tuning.spec import Key, LaunchConfig
 from tuning.verification import (
     HEADER_BYTES,
     Agreement,
-    Exchange,
     GroupVerifier,
     Launched,
     TorchCommunicator,
@@ -43,7 +43,7 @@ from tuning.verification import (
 KEYS = 300
 RANKS = (64, 256, 1024, 4096, 16_384, 65_536)
 CLASSES = (1, 8, 64)
-ALL_DIFFERENT = (64, 256, 1024)
+ALL_DIFFERENT = (64, 256, 1024, 4096)
 PROCESSES = (2, 4, 8)
 STORE_REQUESTS = 5
 """Of each rank to the group's store in one check, if all arrive together: two additions, two looks, one reading."""
@@ -101,27 +101,21 @@ class Simulation:
         self.seconds = 0.0
         whole = {rank: each.check(items[rank % self.classes], step=step) for rank, each in self.whole.items()}
         asked = {rank: self._advance(rank, check, None) for rank, check in whole.items()}
-        # Rank c is the lowest of class c: the one that contributes what the class launched.
-        lowest = {
-            rank: Agreement(rank, self.members).check(items[rank], step=step)
-            for rank in range(self.classes if any(items) else 0)
-            if rank not in whole
-        }
-        headers = {rank: next(check).header for rank, check in lowest.items()}
-        headers |= {rank % self.classes: asked[rank].header for rank in whole}
+        headers = {rank % self.classes: asked[rank].header for rank in whole}
         for rank in whole:
             assert asked[rank].header == headers[rank % self.classes], "ranks of one class sent different headers"
+        for number in range(self.classes if any(items) else 0):
+            if number not in headers:
+                headers[number] = next(Agreement(number, self.members).check(items[number], step=step)).header
         every = [headers.get(number, asked[0].header) for number in range(self.classes)]
         result = b"".join(every[rank % self.classes] for rank in range(self.size))
+        # Rank c is the lowest of class c and contributes its content, in this order: digests would tell if it did not.
+        contents = iter(pack([(i.kernel, i.key, i.config, i.source) for i in mine]) for mine in items if mine)
         while True:
             asked = {rank: self._advance(rank, check, result) for rank, check in whole.items()}
             if isinstance(asked[0], Verdict):
                 break
-            mine: dict[int, bytes] = {}
-            for request in [*asked.values(), *(check.send(result) for check in lowest.values())]:
-                assert isinstance(request, Exchange)
-                mine.update(request.mine)
-            result = b"".join(mine[slot].ljust(asked[0].width, b"\0") for slot in range(asked[0].slots))
+            result = b"".join(next(contents).ljust(asked[0].width, b"\0") for _ in range(asked[0].slots))
         assert all(verdict == asked[0] for verdict in asked.values()), "ranks found different things"
         return asked[0], self.seconds
 
@@ -173,9 +167,9 @@ def simulate(size: int, classes: int) -> dict[str, Any]:
 def simulate_all_different(size: int) -> dict[str, Any]:
     """The worst case, as of timing on every rank: each rank chose other configs for the same 300 keys."""
     group = Simulation(size, size)
-    items = [launches(0, block=16 << rank % 4) for rank in range(size)]
+    common = [launches(0, block=16 << which) for which in range(4)]
     # One key on which all differ makes every content another.
-    items = [[*mine, Launched("pkg.kernel", "key", f"config {rank}", "timed")] for rank, mine in enumerate(items)]
+    items = [[*common[rank % 4], Launched("pkg.kernel", "key", f"config {rank}", "timed")] for rank in range(size)]
     first, seconds = group.check(items, 0)
     assert len(first.disagreements) == KEYS + 1
     return {"ranks": size, "distinct_contents": size, "first": _cost(size, first, seconds)}
