@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +13,7 @@ from tuning._merge_pools import FAILED, Pool, quantile
 from tuning.spec import Environment, Json, Kernel, Key, LaunchConfig
 from tuning.tables import TableFile
 
-__all__ = ["CandidateFacts", "Confidence", "KeyFacts", "MergeResult", "RecordingFacts"]
+__all__ = ["CandidateFacts", "Confidence", "KeyFacts", "MergeResult", "RankFacts", "RecordingFacts"]
 
 Confidence = Literal["clear", "tied", "noisy", "single", "none"]
 """How sure a choice is.
@@ -74,6 +74,25 @@ class RecordingFacts:
 
 
 @dataclass(frozen=True)
+class RankFacts:
+    """One rank's recordings of one key.
+
+    Attributes:
+        rank: the rank.
+        hosts: where it ran, sorted.
+        recordings: how many recordings it made.
+        winners: the winners of its recordings, each once, in canonical order.
+        regret: the worst regret of the merged choice in its recordings, as a fraction; None where it is not known.
+    """
+
+    rank: int
+    hosts: tuple[str, ...]
+    recordings: int
+    winners: tuple[LaunchConfig, ...]
+    regret: float | None
+
+
+@dataclass(frozen=True)
 class KeyFacts:
     """One kernel and key on one arch.
 
@@ -88,6 +107,7 @@ class KeyFacts:
         confidence: how sure the choice is.
         stability: the fraction of merges with a part of the recordings left out that choose the same; None with fewer
             than two recordings.
+        alternatives: what those merges choose that do not choose the same.
         kept: whether a table given to the merge decided among tied candidates.
         shared: whether all recordings are timings of an equal key of another type.
         notes: the records' warnings, sorted.
@@ -102,6 +122,7 @@ class KeyFacts:
     spread: float
     confidence: Confidence
     stability: float | None
+    alternatives: tuple[LaunchConfig, ...]
     kept: bool
     shared: bool
     notes: tuple[str, ...]
@@ -160,6 +181,23 @@ class KeyFacts:
     def recordings(self) -> tuple[RecordingFacts, ...]:
         """Each recording, by rank, then by what it holds."""
         return tuple(map(self._recording, self._rows))
+
+    @cached_property
+    def by_rank(self) -> tuple[RankFacts, ...]:
+        """The recordings, grouped by rank."""
+        groups: defaultdict[int, list[RecordingFacts]] = defaultdict(list)
+        for item in self.recordings:
+            groups[item.environment.rank].append(item)
+        return tuple(
+            RankFacts(
+                rank,
+                tuple(sorted({item.environment.host for item in found})),
+                len(found),
+                tuple(sorted({item.winner for item in found}, key=lambda config: config.order)),
+                max((item.regret for item in found if item.regret is not None), default=None),
+            )
+            for rank, found in sorted(groups.items())
+        )
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from tuning._merge_facts import CandidateFacts, Confidence, KeyFacts, MergeResult, RecordingFacts
+from tuning._merge_facts import CandidateFacts, Confidence, KeyFacts, MergeResult, RankFacts, RecordingFacts
 from tuning._merge_pools import FAILED, Pool, median, quantile
 from tuning._merge_tables import TablesInForce, build_tables, collect_notes, entry_of
 from tuning.errors import JournalError, TuningError
@@ -61,6 +61,7 @@ __all__ = [
     "Confidence",
     "KeyFacts",
     "MergeResult",
+    "RankFacts",
     "RecordingFacts",
     "Rule",
     "largest_first",
@@ -300,6 +301,7 @@ def _decide(
         tied = {pool.columns[tie].config for tie in standing.tied}
         if incumbent != choice and incumbent in tied:
             choice, kept = incumbent, True
+    stability, alternatives = _stability(rules, pool, eligible, at)
     recordings = len(pool.sources)
     confidence: Confidence = "clear"
     if choice is None:
@@ -319,7 +321,8 @@ def _decide(
         standing.tolerance,
         standing.spread,
         confidence,
-        _stability(rules, pool, eligible, at),
+        stability,
+        alternatives,
         kept,
         pool.shared == recordings,
         tuple(sorted(pool.notes)),
@@ -356,18 +359,25 @@ def _candidates(pool: Pool, eligible: Sequence[int], standing: _Standing) -> tup
     )
 
 
-def _stability(rules: _Rules, pool: Pool, eligible: Sequence[int], choice: int | None) -> float | None:
-    """How often the choice stays when a part of the recordings is left out: a stand-in for recording again."""
+def _stability(
+    rules: _Rules, pool: Pool, eligible: Sequence[int], choice: int | None
+) -> tuple[float | None, tuple[LaunchConfig, ...]]:
+    """How often the choice stays when a part of the recordings is left out, and what is chosen instead.
+
+    It stands in for recording again.
+    """
     recordings = len(pool.sources)
     if choice is None or recordings < 2:
-        return None
+        return None, ()
     content = pool.contents()
     rows = sorted(range(recordings), key=content.__getitem__)
     if recordings > _SAMPLE:
         rows = [rows[index * recordings // _SAMPLE] for index in range(_SAMPLE)]
     parts = min(_PARTS, len(rows))
-    same = 0
+    found: list[int] = []
     for part in range(parts):
         rest = [row for index, row in enumerate(rows) if index % parts != part]
-        same += _pick(rules, pool, _stand(rules, pool, eligible, rest), rest) == choice
-    return same / parts
+        pick = _pick(rules, pool, _stand(rules, pool, eligible, rest), rest)
+        found += [] if pick is None else [pick]
+    others = {pool.columns[at].config for at in found if at != choice}
+    return found.count(choice) / parts, tuple(sorted(others, key=lambda config: config.order))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -14,11 +13,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from recordings import environment, record
 
-from tuning.journal import JournalWriter, find_journals, read_journal
+from tuning.journal import find_journals, read_journal
 from tuning.merge import merge
-from tuning.spec import Key
 from tuning.tables import read_table, table_bytes, write_table
 
 TESTS = Path(__file__).parents[1]
@@ -83,48 +80,70 @@ def test_many_processes_write_into_one_folder(tmp_path: Path) -> None:
     assert Counter(read_journal(path).environment.rank for path in paths) == {0: 2, 1: 2, 2: 2, 3: 2}
 
 
+# In processes of their own: this one has threads by now, and such a process may not fork.
+FORK = """
+import os, sys
+sys.path.insert(0, sys.argv[2])
+from recordings import environment, record
+from tuning.journal import JournalWriter
+from tuning.spec import Key
+def write(n):
+    writer.write(record({16: 1.0}, key=Key.of({"n": n})))
+writer = JournalWriter(sys.argv[1], environment())
+write(0)
+parents = writer.path
+# Some thread is inside write, with the lock, when the child is made: there the lock must not stay taken.
+writer._lock.acquire()
+child = os.fork()
+if child == 0:
+    write(1)
+    os._exit(0 if writer.path != parents else 2)
+writer._lock.release()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert writer.path == parents
+write(2)
+print(parents)
+"""
+
+FORKED_POOL = """
+import multiprocessing, sys
+sys.path.insert(0, sys.argv[2])
+from recordings import environment, record
+from tuning.journal import JournalWriter
+from tuning.spec import Key
+def write(n):
+    writer.write(record({16: 1.0}, key=Key.of({"n": n})))
+writer = JournalWriter(sys.argv[1], environment())
+context = multiprocessing.get_context("fork")
+children = [context.Process(target=write, args=(n,)) for n in range(4)]
+for child in children: child.start()
+for child in children: child.join()
+assert [child.exitcode for child in children] == [0] * 4
+print(writer.path)
+"""
+
+
+def run(script: str, prefix: Path) -> str:
+    command = [sys.executable, "-W", "error", "-c", script, str(prefix), str(TESTS)]
+    result = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
-    with JournalWriter(str(tmp_path / "rec"), environment()) as writer:
-        writer.write(record({16: 1.0}, key=Key.of({"n": 0})))
-        parents = writer.path
-        # Some thread is inside write, with the lock, when the child is made: there the lock must not stay taken.
-        writer._lock.acquire()
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                writer.write(record({16: 1.0}, key=Key.of({"n": 1})))
-                status = 0 if writer.path != parents else 2
-            finally:
-                os._exit(status)
-        writer._lock.release()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert writer.path == parents
-        writer.write(record({16: 1.0}, key=Key.of({"n": 2})))
-    paths = find_journals([tmp_path / "rec"])
-    assert len(paths) == 2
-    assert {path: keys_of(path) for path in paths} == {
-        parents: [0, 2],
-        next(path for path in paths if path != parents): [1],
-    }
+    parents = run(FORK, tmp_path / "rec")
+    found = {path: keys_of(path) for path in find_journals([tmp_path / "rec"])}
+    assert found.pop(parents) == [0, 2]
+    assert list(found.values()) == [[1]]
 
 
-def record_in_child(writer: JournalWriter, rank: int) -> None:
-    writer.write(record({16: 1.0}, key=Key.of({"n": rank})))
-
-
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_children_of_multiprocessing_do_not_share_the_parents_file(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    with JournalWriter(str(tmp_path / "rec"), environment()) as writer:
-        children = [context.Process(target=record_in_child, args=(writer, rank)) for rank in range(4)]
-        for child in children:
-            child.start()
-        for child in children:
-            child.join()
-        assert [child.exitcode for child in children] == [0] * 4
-        assert keys_of(writer.path) == []
-    assert sorted(number for path in find_journals([tmp_path / "rec"]) for number in keys_of(path)) == [0, 1, 2, 3]
+    parents = run(FORKED_POOL, tmp_path / "rec")
+    found = {path: keys_of(path) for path in find_journals([tmp_path / "rec"])}
+    assert found.pop(parents) == []
+    assert sorted(found.values()) == [[0], [1], [2], [3]]
 
 
 EXITS = """
