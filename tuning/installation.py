@@ -101,9 +101,8 @@ class _Session:
         self.lock = threading.RLock()
         self.choices: list[Choice] = []
         self.benchmarks: dict[str, int] = {}
-        self.reached_facts: dict[str, AutotunerFacts] = {}
-        self.treatments: dict[str, Treatment] = {}
-        self.kernels: dict[str, Kernel] = {}
+        # By facts and not by name: nothing keeps two autotuners from being built over one kernel.
+        self.reached_facts: dict[AutotunerFacts, Treatment] = {}
         self.writer: JournalWriter | None = None
         self._described = False
         self._tables: dict[str, Tables] = {}
@@ -148,10 +147,8 @@ class _Session:
         else:
             treatment = "pinned" if self.mode == "pinned" else "record"
         with self.lock:
-            first = name not in self.reached_facts
-            self.reached_facts[name] = autotuner
-            self.treatments[name] = treatment
-            self.kernels[name] = autotuner.kernel
+            first = autotuner not in self.reached_facts
+            self.reached_facts[autotuner] = treatment
         if first and len(autotuner.candidates) > 1:
             self._announce(autotuner, name, in_scope, invariant)
         return treatment
@@ -362,8 +359,7 @@ class Installation:
     def reached(self) -> tuple[tuple[AutotunerFacts, Treatment], ...]:
         """Every autotuner launched since installation, by kernel name, with what was done to it."""
         with self._session.lock:
-            facts, treatments = self._session.reached_facts, self._session.treatments
-            return tuple((facts[name], treatments[name]) for name in sorted(facts))
+            return tuple(sorted(self._session.reached_facts.items(), key=lambda item: item[0].kernel.qualified_name))
 
     @property
     def journal_path(self) -> str | None:
@@ -375,7 +371,7 @@ class Installation:
         session = self._session
         with session.lock:
             arches = sorted({choice.arch for choice in session.choices})
-            kernels = {name: facts.kernel.source_hash for name, facts in session.reached_facts.items()}
+            kernels = {each.kernel.qualified_name: each.kernel.source_hash for each in session.reached_facts}
             benchmarks = dict(session.benchmarks)
             notices = sorted((kind, message) for _, kind, message in session.said)
         return build_manifest(
