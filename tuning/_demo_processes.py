@@ -97,12 +97,13 @@ class Job:
     def _read(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            message: Json = json.loads(line)
-            if message["event"] == "choices":
-                self.choices = message["count"]
-            elif message["event"] == "result":
-                self.result = message["value"]
+        with self._process.stdout as events:
+            for line in events:
+                message: Json = json.loads(line)
+                if message["event"] == "choices":
+                    self.choices = message["count"]
+                elif message["event"] == "result":
+                    self.result = message["value"]
 
     @property
     def ended(self) -> int | None:
@@ -156,8 +157,8 @@ def run_workers(
     finally:
         for job in jobs:
             job.kill()
-    for reader in readers:
-        reader.join()
+        for reader in readers:
+            reader.join()
     results = []
     for job in jobs:
         if job.ended != 0 or job.result is None:

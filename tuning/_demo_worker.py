@@ -66,7 +66,8 @@ class Request:
     @classmethod
     def from_json(cls, text: str) -> Request:
         """Inverse of :meth:`to_json`."""
-        return cls(**json.loads(text))
+        members = json.loads(text)
+        return cls(**{**members, "picks": tuple(members.get("picks", ()))})
 
 
 class _Events:
@@ -241,7 +242,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     events = _take_stdout()
     request = Request.from_json(sys.argv[1])
-    workload = next(each for each in _demo_workloads.WORKLOADS if each.package == request.package)
+    workload = {each.package: each for each in _demo_workloads.WORKLOADS}[request.package]
     _prepare(request.device)
     try:
         if request.task == "list":

@@ -10,7 +10,7 @@ candidate all the same, because a pruner may return configs of its own: unchecke
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -104,7 +104,6 @@ def check_tables(
     *,
     triton: str,
     unimported: Mapping[str, str] | None = None,
-    looked_into: Collection[str] | None = None,
 ) -> tuple[Finding, ...]:
     """What of these tables does not fit what is installed.
 
@@ -113,7 +112,6 @@ def check_tables(
         autotuners: those of the modules that were looked into.
         triton: the installed version.
         unimported: modules that could not be looked into, each with the reason.
-        looked_into: the modules that could be; None: all that are not ``unimported``.
 
     Returns:
         The findings, sorted by file, kernel and entry.
@@ -127,10 +125,7 @@ def check_tables(
         for kernel in _kernels(file):
             entries = [entry for entry in file.entries if entry.kernel == kernel]
             denied = [row for row in file.denied if row.kernel == kernel]
-            module = _module(kernel)
-            reason = reasons.get(module)
-            if reason is None and looked_into is not None and module not in looked_into:
-                reason = f"{module} was not looked into"
+            reason = reasons.get(_module(kernel))
             found += _check_kernel(name, kernel, entries, denied, known.get(kernel), reason)
     return tuple(sorted(found))
 

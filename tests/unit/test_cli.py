@@ -1,0 +1,501 @@
+"""The command line: exit codes, one line for an error, one JSON document, and each command on small real input."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recordings import config, record
+
+from tuning import __version__, cli
+from tuning._commands import COMMANDS, load
+from tuning.errors import PolicyError, TableError
+from tuning.journal import JournalWriter
+from tuning.spec import Environment, Key
+from tuning.tables import Denied, read_table, write_table
+
+ROOT = Path(__file__).parents[2]
+
+SOURCE = """
+import triton
+
+def candidates():
+    return [triton.Config({"BLOCK": block}, num_warps=4) for block in (16, 32, 64)]
+
+@triton.autotune(configs=candidates(), key=["n"])
+@triton.jit
+def kernel(x_ptr, n, BLOCK):
+    pass
+
+@triton.autotune(configs=candidates(), key=["n"])
+@triton.jit
+def uncovered_kernel(x_ptr, n, BLOCK):
+    pass
+
+print("noise on standard output")
+"""
+NOISE = "noise on standard output"
+
+
+def key(n: int) -> Key:
+    return Key.of({"n": n}, {"x_ptr": "float16"})
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A package with two autotuned kernels, under a name of its own for each test."""
+    name = f"cli_{request.node.name.partition('[')[0]}"
+    (tmp_path / "site" / name).mkdir(parents=True)
+    (tmp_path / "site" / name / "__init__.py").write_text("")
+    (tmp_path / "site" / name / "ops.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    importlib.invalidate_caches()
+    return name
+
+
+def write_journals(folder: Path, kernel: str, *, source: str | None = None, arch: str = "sm90") -> str:
+    """Two ranks that disagree on one of two keys, and one candidate that fails."""
+    for rank, times in enumerate(({16: 1.0, 32: 2.0, 64: None}, {16: 3.0, 32: 2.0, 64: None})):
+        place = Environment(arch=arch, device="NVIDIA H200", triton="3.6.0", rank=rank, world_size=2, host="h")
+        with JournalWriter(str(folder / "run"), place) as writer:
+            writer.write(record(times, kernel=kernel, source=source, key=key(64), arch=arch))
+            writer.write(record({16: 2.0, 32: 1.0}, kernel=kernel, source=source, key=key(128), arch=arch))
+    return str(folder)
+
+
+@pytest.fixture
+def journals(tmp_path: Path, package: str) -> str:
+    return write_journals(tmp_path / "journals", f"{package}.ops.kernel")
+
+
+@pytest.fixture
+def tables(tmp_path: Path, journals: str) -> str:
+    assert cli.main(["merge", journals, "-o", str(tmp_path / "tables"), "--date", "2026-01-31"]) == 0
+    return str(tmp_path / "tables")
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> Any:
+    """The document that a command prints, which must be all that it prints."""
+    capsys.readouterr()
+    assert cli.main([*argv, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *argv: str, code: int) -> str:
+    """The one line on standard error."""
+    capsys.readouterr()
+    try:
+        found: Any = cli.main(list(argv))
+    except SystemExit as exit:
+        found = exit.code
+    written = capsys.readouterr()
+    assert found == code
+    assert written.out == ""
+    *usage, line = [line for line in written.err.splitlines() if line != NOISE]
+    assert not usage or usage[0].startswith("usage: triton-tuning")
+    return line
+
+
+# --- the frame --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help_a_summary_and_a_place_in_the_list(name: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([name, "--help"])
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: triton-tuning {name}")
+    assert (load(name).__doc__ or "").strip().splitlines()[0] in text
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    assert load(name).SUMMARY.partition(" ")[0] in capsys.readouterr().out
+
+
+def test_each_module_of_a_command_is_registered():
+    files = {path.stem for path in (ROOT / "tuning" / "_commands").glob("[!_]*.py")}
+    assert files == set(COMMANDS)
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"triton-tuning {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["no_such_command"], ["merge"], ["list"], ["merge", "x", "-o", "y", "--rule", "z"]]
+)
+def test_a_wrong_call_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]):
+    assert "error: " in error_of(capsys, *argv, code=2)
+
+
+def raising(error: BaseException) -> Any:
+    def run(options: Any, console: Any) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (PolicyError("field: wrong"), 2, "triton-tuning: error: field: wrong"),
+        (TableError("tables/x.json:\n  broken"), 1, "triton-tuning: error: tables/x.json: broken"),
+        (KeyboardInterrupt(), 130, "triton-tuning: interrupted"),
+    ],
+)
+def test_an_error_of_ours_is_one_line_and_a_code(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("tuning._commands.report.run", raising(error))
+    assert error_of(capsys, "report", "x", code=code) == said
+
+
+def test_a_fault_of_the_program_is_not_hidden(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tuning._commands.report.run", raising(ZeroDivisionError("ours")))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["report", "x"])
+
+
+def test_warnings_of_the_library_are_lines_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def run(options: Any, console: Any) -> int:
+        logging.getLogger("tuning.inventory").warning("%s is odd", "this")
+        return 0
+
+    monkeypatch.setattr("tuning._commands.report.run", run)
+    before = list(logging.getLogger("tuning").handlers)
+    assert cli.main(["report", "x"]) == 0
+    assert capsys.readouterr().err == "triton-tuning: warning: this is odd\n"
+    assert logging.getLogger("tuning").handlers == before
+
+
+def process(*argv: str, **options: Any) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "tuning", *argv]
+    return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE, **options)
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path):
+    place = Environment(arch="sm90")
+    with JournalWriter(str(tmp_path / "run"), place) as writer:
+        for n in range(700):  # more text than a pipe holds
+            writer.write(record({16: 1.0}, key=key(n)))
+    reading, writing = os.pipe()
+    running = process("report", str(tmp_path), stdout=writing)
+    os.close(writing)
+    os.read(reading, 1)
+    os.close(reading)
+    assert running.communicate(timeout=60)[1] == ""
+    assert running.returncode == 141
+
+
+def test_python_m_is_the_command(tmp_path: Path):
+    running = process("report", str(tmp_path / "nothing"), stdout=subprocess.PIPE)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (1, "")
+    assert err.startswith("triton-tuning: error: no journal at ")
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+def test_list_shows_autotuners_and_coverage(package: str, tables: str, capsys: pytest.CaptureFixture[str]):
+    capsys.readouterr()
+    assert cli.main(["list", package, "--table", tables, "--arch", "sm90"]) == 0
+    written = capsys.readouterr()
+    assert f"{package}.ops\n  kernel  3 candidates; key n; entries sm90: 2\n" in written.out
+    assert f"2 autotuners, 6 candidates in {package}\nsm90: tables cover 1 of 2 (50.0 %)\n" in written.out
+
+
+def test_list_json_is_one_document_though_packages_print(package: str, tables: str, capfd: pytest.CaptureFixture[str]):
+    found = run_json(capfd, "list", package, "--table", tables, "--arch", "sm90")
+    assert [info["kernel"] for info in found["autotuners"]] == [
+        f"{package}.ops.kernel",
+        f"{package}.ops.uncovered_kernel",
+    ]
+    assert found["coverage"] == {"sm90": {"covered": 1, "total": 2, "percent": 50.0}}
+    assert found["failed"] is False
+
+
+def test_what_a_package_prints_goes_to_standard_error(package: str, capfd: pytest.CaptureFixture[str]):
+    assert cli.main(["list", package]) == 0
+    written = capfd.readouterr()
+    assert NOISE not in written.out
+    assert NOISE in written.err
+
+
+@pytest.mark.parametrize(("percent", "code"), [("50", 0), ("50.1", 1)])
+def test_list_is_a_gate(percent: str, code: int, package: str, tables: str, capsys: pytest.CaptureFixture[str]):
+    argv = ("list", package, "--table", tables, "--arch", "sm90", "--fail-under", percent)
+    assert run_json(capsys, *argv, code=code)["failed"] is bool(code)
+    assert cli.main(list(argv)) == code
+    assert ("FAILED: 50.0 % covered on sm90" in capsys.readouterr().out) is bool(code)
+
+
+@pytest.mark.parametrize("argv", [[], ["--arch", "sm90", "--arch", "sm100"]])
+def test_a_gate_needs_one_arch(argv: list[str], package: str, capsys: pytest.CaptureFixture[str]):
+    assert "--fail-under: expected one --arch" in error_of(capsys, "list", package, "--fail-under", "5", *argv, code=2)
+
+
+def test_a_percentage_is_one(package: str, capsys: pytest.CaptureFixture[str]):
+    for text in ("101", "-1", "many", "nan"):
+        assert "expected a percentage from 0 to 100" in error_of(
+            capsys, "list", package, "--arch", "sm90", f"--fail-under={text}", code=2
+        )
+
+
+def test_list_of_what_is_not_installed(capsys: pytest.CaptureFixture[str]):
+    assert "no module named 'no_such_package'" in error_of(capsys, "list", "no_such_package", code=1)
+
+
+# --- merge and report -------------------------------------------------------------------------------------------------
+
+
+def test_merge_writes_tables_and_says_so(
+    tmp_path: Path, package: str, journals: str, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "out"
+    assert cli.main(["merge", journals, "-o", str(out)]) == 0
+    path = out / "sm90" / f"{package}.json"
+    assert capsys.readouterr().out == (
+        "2 journals, 4 records, 2 keys\n"
+        f"wrote {path}: 2 entries, 1 denied\n"
+        "recordings disagree on 1 key; near ties: 1; without a candidate that can be chosen: 0\n"
+    )
+    assert {entry.kernel for entry in read_table(path).entries} == {f"{package}.ops.kernel"}
+
+
+def test_merge_json(tmp_path: Path, package: str, journals: str, capsys: pytest.CaptureFixture[str]):
+    found = run_json(capsys, "merge", journals, "-o", str(tmp_path / "out"))
+    assert (found["version"], found["keys"], found["disagreeing_keys"], found["torn"]) == (1, 2, 1, [])
+    (written,) = found["tables"]
+    assert (written["arch"], written["package"], written["entries"], written["denied"]) == ("sm90", package, 2, 1)
+    assert Path(written["path"]).is_file()
+
+
+def test_merge_dates_the_evidence(tmp_path: Path, tables: str, package: str):
+    text = (Path(tables) / "sm90" / f"{package}.json").read_text()
+    assert text.count('"date": "2026-01-31"') == 2
+
+
+def test_merge_by_majority_and_of_one_arch(tmp_path: Path, journals: str, capsys: pytest.CaptureFixture[str]):
+    write_journals(tmp_path / "journals", "other_package.ops.kernel", arch="sm100")
+    found = run_json(capsys, "merge", journals, "-o", str(tmp_path / "out"), "--arch", "sm100", "--rule", "majority")
+    assert (found["archs"], found["rule"]) == (["sm100"], "majority")
+    assert [table["arch"] for table in found["tables"]] == ["sm100"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["--arch", "sm42"], 1, "no journal has 'sm42'; these journals have sm90"),
+        (["--date", "2026-02-30"], 2, "2026-02-30"),
+        (["--date", "today"], 2, "expected a date such as 2026-01-31"),
+    ],
+)
+def test_merge_refuses(
+    argv: list[str], code: int, said: str, tmp_path: Path, journals: str, capsys: pytest.CaptureFixture[str]
+):
+    assert said in error_of(capsys, "merge", journals, "-o", str(tmp_path / "out"), *argv, code=code)
+    assert not (tmp_path / "out").exists()
+
+
+def test_merge_of_nothing_recorded_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    JournalWriter(str(tmp_path / "run"), Environment(arch="sm90")).close()
+    said = error_of(capsys, "merge", str(tmp_path), "-o", str(tmp_path / "out"), code=1)
+    assert "no entry comes of 0 records in 1 journal" in said
+
+
+def test_a_damaged_journal_is_one_line(journals: str, capsys: pytest.CaptureFixture[str]):
+    path = next(Path(journals).iterdir())
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    for command in ("report", "merge"):
+        extra = ["-o", "unused"] if command == "merge" else []
+        assert str(path) in error_of(capsys, command, journals, *extra, code=1)
+
+
+def test_a_torn_journal_is_reported(journals: str, capsys: pytest.CaptureFixture[str]):
+    path = next(Path(journals).iterdir())
+    path.write_bytes(path.read_bytes()[:-3])
+    found = run_json(capsys, "report", journals)
+    assert [item["journal"] for item in found["torn"]] == [str(path)]
+    assert cli.main(["report", journals]) == 0
+    assert "its last frame is torn" in capsys.readouterr().out
+
+
+def test_report_says_who_disagrees(package: str, journals: str, capsys: pytest.CaptureFixture[str]):
+    found = run_json(capsys, "report", journals)
+    by_n = {json.dumps(item["key"]["values"]): item for item in found["results"]}
+    disagreed = by_n['[["n", 64]]']
+    assert [winner["recordings"] for winner in disagreed["winners"]] == [1, 1]
+    assert disagreed["failures"][0]["errors"] == ["OutOfResources: shared memory"]
+    assert by_n['[["n", 128]]']["agreement"] == 2
+    assert cli.main(["report", journals]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"sm90  {package}.ops\n  kernel  n=128 x_ptr:float16\n    BLOCK=32 num_warps=4")
+    assert "  kernel  n=64 x_ptr:float16\n" in text
+    assert "chosen in 1 of 2 recordings; others chose BLOCK=" in text
+    assert "1 of 3 failed" in text
+
+
+def test_report_of_one_arch_and_rule(journals: str, capsys: pytest.CaptureFixture[str]):
+    assert run_json(capsys, "report", journals, "--arch", "sm90", "--rule", "majority")["rule"] == "majority"
+    assert "no journal has 'sm42'" in error_of(capsys, "report", journals, "--arch", "sm42", code=1)
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def test_check_of_tables_that_fit(tables: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tuning._commands._tables.supported_triton", lambda: "3.6.0")
+    assert run_json(capsys, "check", tables)["problems"] == 0
+    assert cli.main(["check", tables]) == 0
+    assert capsys.readouterr().out == "1 table, 2 entries, 1 denied config under Triton 3.6.0: no problem\n"
+
+
+def test_check_finds_what_no_longer_fits(
+    package: str, tables: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tuning._commands._tables.supported_triton", lambda: "3.9.0")
+    path = Path(tables) / "sm90" / f"{package}.json"
+    table = read_table(path)
+    first, second = table.entries
+    entries = (
+        replace(first, source_hash="feedfeedfeedfeed"),
+        replace(second, config=config(512)),
+        replace(first, kernel=f"{package}.ops.gone"),
+        replace(first, kernel=f"{package}.nowhere.kernel"),
+    )
+    denied = (Denied(f"{package}.ops.kernel", config(1024), None, "racy", "test"),)
+    write_table(tables, replace(table, entries=entries, denied=denied))
+    found = run_json(capsys, "check", tables, code=1)
+    kinds = {(item["kernel"].rpartition(".")[2], item["kind"]) for item in found["findings"]}
+    assert kinds == {
+        ("", "other_triton"),
+        ("gone", "missing_kernel"),
+        ("kernel", "missing_kernel"),
+        ("kernel", "not_a_candidate"),
+        ("kernel", "stale_source"),
+    }
+    assert found["problems"] == len(found["findings"]) == 6
+    assert cli.main(["check", tables]) == 1
+    text = capsys.readouterr().out
+    assert str(path) in text
+    assert "6 problems" in text
+
+
+def test_check_counts_what_it_cannot_check_and_passes(
+    tmp_path: Path, tables: str, package: str, capsys: pytest.CaptureFixture[str]
+):
+    journals = write_journals(tmp_path / "elsewhere", "not_installed_here.ops.kernel")
+    assert cli.main(["merge", journals, "-o", str(tmp_path / "other")]) == 0
+    found = run_json(capsys, "check", str(tmp_path / "other"))
+    assert {item["kind"] for item in found["findings"]} <= {"unchecked", "other_triton"}
+    assert found["findings"][-1]["kind"] == "unchecked"
+    assert "not_installed_here" in found["findings"][-1]["message"]
+
+
+def test_check_lists_unreadable_tables_and_goes_on(tables: str, package: str, capsys: pytest.CaptureFixture[str]):
+    (Path(tables) / "sm90" / "broken.json").write_text("{")
+    found = run_json(capsys, "check", tables, code=1)
+    assert [Path(item["file"]).name for item in found["unreadable"]] == ["broken.json"]
+    assert found["entries"] == 2
+
+
+def test_check_of_the_packaged_tables_reads_all_of_them(capsys: pytest.CaptureFixture[str]):
+    capsys.readouterr()
+    assert cli.main(["check", "--arch", "sm100", "--json"]) in (0, 1)  # which packages are installed decides
+    found = json.loads(capsys.readouterr().out)
+    assert found["files"] == len(list((ROOT / "tables" / "sm100").glob("*.json")))
+    assert found["unreadable"] == []
+
+
+@pytest.mark.parametrize(("arch", "said"), [(["--arch", "sm42"], "tables of sm42"), ([], "at least one")])
+def test_check_refuses_a_folder_without_tables(
+    arch: list[str], said: str, tmp_path: Path, tables: str, capsys: pytest.CaptureFixture[str]
+):
+    folder = tables if arch else str(tmp_path)
+    assert said in error_of(capsys, "check", folder, *arch, code=1)
+    assert "found nothing" in error_of(capsys, "check", str(tmp_path / "nothing"), code=1)
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+def test_show_brings_everything_about_a_kernel(
+    package: str, journals: str, tables: str, capsys: pytest.CaptureFixture[str]
+):
+    name = f"{package}.ops.kernel"
+    found = run_json(capsys, "show", name, journals, "--table", tables)
+    assert found["kernel"] == name
+    assert [item["config"]["kwargs"]["BLOCK"] for item in found["candidates"]] == [16, 32, 64]
+    assert [entry["key"] for entry in found["entries"]] == ["n=64 x_ptr:float16", "n=128 x_ptr:float16"]
+    assert [row["config"]["kwargs"]["BLOCK"] for row in found["denied"]] == [64]
+    assert len(found["timings"]) == 2
+    assert cli.main(["show", name, journals, "--table", tables]) == 0
+    text = capsys.readouterr().out
+    for part in ("Candidates, smallest", "Entries for sm90", "Denied", "Timings on sm90", "chosen", "failed"):
+        assert part in text
+
+
+def test_show_takes_the_end_of_a_name(package: str, journals: str, capsys: pytest.CaptureFixture[str]):
+    assert run_json(capsys, "show", "ops.kernel", journals)["kernel"] == f"{package}.ops.kernel"
+
+
+def test_show_asks_back_where_a_name_is_ambiguous(
+    tmp_path: Path, package: str, journals: str, capsys: pytest.CaptureFixture[str]
+):
+    write_journals(tmp_path / "journals", "other_package.ops.kernel")
+    said = error_of(capsys, "show", "kernel", journals, code=2)
+    assert f"{package}.ops.kernel" in said
+    assert "other_package.ops.kernel" in said
+
+
+def test_show_without_a_table_or_journal(package: str, capsys: pytest.CaptureFixture[str]):
+    found = run_json(capsys, "show", f"{package}.ops.kernel")
+    assert (len(found["candidates"]), found["entries"], found["timings"]) == (3, [], [])
+
+
+def test_show_of_a_kernel_that_does_not_exist(package: str, capsys: pytest.CaptureFixture[str]):
+    assert "expected a qualified name" in error_of(capsys, "show", "no_such_kernel", code=2)
+    assert "no autotuner of this name" in error_of(capsys, "show", f"{package}.ops.gone", code=1)
+    assert "no module named" in error_of(capsys, "show", "no_such_package.kernel", code=1)
+
+
+# --- demo -------------------------------------------------------------------------------------------------------------
+
+
+def test_demo_without_a_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("tuning._demo_workloads.installed_workloads", tuple)
+    monkeypatch.chdir(tmp_path)
+    said = error_of(capsys, "demo", code=1)
+    assert said.endswith("run: pip install 'triton-tuning[demo]'")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_refuses_what_it_cannot_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    import tuning._demo_workloads as workloads
+
+    monkeypatch.setattr(workloads, "installed_workloads", lambda: workloads.WORKLOADS)
+    (tmp_path / "kept").write_text("mine")
+    common = ("demo", "--device", "interpreter")
+    assert "is not empty" in error_of(capsys, *common, "--out", str(tmp_path), code=2)
+    assert "File exists" in error_of(capsys, *common, "--out", str(tmp_path / "kept"), code=2)
+    assert "expected one of mamba_ssm, fla, megatron.core" in error_of(capsys, *common, "--package", "x", code=2)
+    assert (tmp_path / "kept").read_text() == "mine"
