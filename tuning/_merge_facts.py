@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ Confidence = Literal["clear", "tied", "noisy", "single", "none"]
 
 @dataclass(frozen=True)
 class CandidateFacts:
-    """One candidate of one key, over all recordings. Times are NaN where it was never timed.
+    """One candidate of one key, over all recordings. Times are infinite where it was never timed.
 
     Attributes:
         config: the candidate.
@@ -61,7 +60,7 @@ class RecordingFacts:
         path: of the journal.
         environment: where it was made.
         winner: what Triton chose.
-        winner_ms: its median there; NaN if it was not timed.
+        winner_ms: its median there; infinite if it was not timed.
         regret: how much slower the merged choice was there than the fastest candidate there, as a fraction of the
             fastest one's time (both 20th percentiles); None where that is not known.
     """
@@ -237,7 +236,7 @@ class KeyFacts:
         winner = self._pool.columns[self._pool.winners[row]]
         median = winner.mid[row]
         return RecordingFacts(
-            path, environment, winner.config, median if median < math.inf else math.nan, self._row_regrets[row]
+            path, environment, winner.config, median if median < FAILED else FAILED, self._row_regrets[row]
         )
 
     @cached_property

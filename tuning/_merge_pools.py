@@ -25,9 +25,9 @@ ABSENT = math.nan
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """Linear quantile of sorted numbers; NaN of none."""
+    """Linear quantile of sorted numbers; infinite of none."""
     if not ordered:
-        return math.nan
+        return math.inf
     place = part * (len(ordered) - 1)
     at = int(place)
     low, high = ordered[at], ordered[min(at + 1, len(ordered) - 1)]
@@ -36,7 +36,7 @@ def quantile(ordered: Sequence[float], part: float) -> float:
 
 
 def median(values: Iterable[float]) -> float:
-    """Median of numbers in any order; NaN of none."""
+    """Median of numbers in any order; infinite of none."""
     return quantile(sorted(values), 0.5)
 
 

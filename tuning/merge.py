@@ -259,7 +259,7 @@ def _eligible(rules: _Rules, arch: str, kernel: str, pool: Pool) -> list[int]:
 def _stand(rules: _Rules, pool: Pool, eligible: Sequence[int], rows: Sequence[int] | None = None) -> _Standing:
     columns = pool.columns
     lows = {at: quantile(columns[at].times(columns[at].low, rows), 0.5) for at in eligible}
-    lows = {at: low for at, low in lows.items() if low == low}  # NaN: not timed in these rows
+    lows = {at: low for at, low in lows.items() if low < FAILED}  # timed in these rows
     if not lows:
         return _Standing()
     best = min(lows, key=lambda at: (lows[at], rules.tie_break(columns[at].config)))
@@ -338,7 +338,7 @@ def _candidates(pool: Pool, eligible: Sequence[int], standing: _Standing) -> tup
     found = []
     for at, column in enumerate(pool.columns):
         lows = column.times(column.low)
-        low, width = quantile(lows, 0.5), quantile(lows, 0.8) - quantile(lows, 0.2)
+        low, width = quantile(lows, 0.5), quantile(lows, 0.8) - quantile(lows, 0.2) if lows else 0.0
         found.append(
             CandidateFacts(
                 column.config,

@@ -249,7 +249,7 @@ def _attention(keys: Sequence[KeyFacts], names: Sequence[tuple[str, str]]) -> li
 
 def candidate_rows(facts: KeyFacts) -> Rows:
     """One row for each candidate of a kernel and key, fastest first."""
-    best = min((item.low_ms for item in facts.candidates if item.eligible), default=math.nan)
+    best = min((item.low_ms for item in facts.candidates if item.eligible), default=math.inf)
     rows = tuple(
         (
             "chosen" if item.config == facts.choice else "tied" if item.tied else "" if item.eligible else "out",

@@ -72,7 +72,7 @@ def test_the_json_form_has_all_facts() -> None:
     assert result["winners"] == [{"config": small, "recordings": 6}, {"config": large, "recordings": 2}]
     assert result["failures"] == [{"config": failing, "errors": ["OutOfResources: shared memory"]}]
     assert [item["config"] for item in result["timings"]] == [small, large, failing]
-    assert result["timings"][2]["low_ms"] is None  # never timed: NaN is not JSON
+    assert result["timings"][2]["low_ms"] is None  # never timed: infinity is not JSON
     assert [item["worst_regret"] for item in result["by_rank"]] == [0.0] * 6 + [pytest.approx(0.25)] * 2
     assert result["by_rank"][6] == {
         "rank": 6,
