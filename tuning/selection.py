@@ -175,10 +175,6 @@ def static_cost(config: LaunchConfig) -> StaticCost:
     return StaticCost(footprint, config.num_warps or 0)
 
 
-def _cost_order(config: LaunchConfig) -> tuple[object, ...]:
-    return (static_cost(config), config.order)
-
-
 @dataclass(frozen=True)
 class Candidates:
     """Candidates read once, for callers that decide about the same ones for key after key.
@@ -315,10 +311,10 @@ def _differences(key: Key, entry: _EntryLike) -> tuple[str, ...]:
     lines = _changed(dict(entry.key), dict(key.values), "=")
     if entry.dtypes is not None:
         lines += _changed(dict(entry.dtypes), dict(key.dtypes), ":")
-    elif tuple(sorted(entry.dtype_sequence or ())) != tuple(sorted(key.dtype_sequence)):
-        theirs, mine = entry.dtype_sequence or (), key.dtype_sequence
+    elif entry.dtype_sequence is not None:
+        theirs, mine = entry.dtype_sequence, key.dtype_sequence
         if len(theirs) != len(mine):
-            lines.append(f"{len(theirs)} dtypes (not {len(mine)})")
+            lines.append(f"number of dtypes={len(theirs)} (not {len(mine)})")
         lines += [
             f"dtype {index}:{their} (not {my})"
             for index, (their, my) in enumerate(zip(theirs, mine, strict=False))
@@ -337,15 +333,21 @@ def _changed(theirs: Mapping[str, str], mine: Mapping[str, str], mark: str) -> l
 
 
 def _closest(situation: _Situation, count: int = 3) -> tuple[str, ...]:
+    exact = situation.tables.exact(situation.name, situation.key)
     found = []
     for entry in situation.tables.entries(situation.name):
-        fields = _differences(situation.key, entry)
+        fields = () if entry is exact else _differences(situation.key, entry)
         text = ", ".join(fields)
         if not fields:
-            state = "denied" if entry.config in situation.denied else "no live candidate"
-            text = f"the {'*' if entry.key is None else 'same'} key, but its config is {state} ({entry.config})"
-        found.append((len(fields), text, entry.config.order, entry.origin or ""))
-    return tuple(f"{text} in {origin or 'a table'}" for _, text, _, origin in sorted(found)[:count])
+            if entry.config in situation.denied:
+                state = "its config is denied"
+            elif entry.config not in situation.ranked:
+                state = "its config is no live candidate"
+            else:
+                state = "another entry lies over it"
+            text = f"the {'*' if entry.key is None else 'same'} key, but {state} ({entry.config})"
+        found.append((len(fields), text, entry.origin or ""))
+    return tuple(f"{text} in {origin or 'a table'}" for _, text, origin in sorted(found)[:count])
 
 
 def _chaos(situation: _Situation, rank: int) -> _Pick:

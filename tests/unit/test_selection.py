@@ -450,8 +450,25 @@ class TestError:
             return Entry(KERNEL.qualified_name, key.values, None, dtypes, LaunchConfig.of(SMALL), {"reported_by": "me"})
 
         assert self.miss(sequence("bfloat16", "bfloat16")).closest == ("dtype 1:bfloat16 (not float32) in a table",)
-        assert self.miss(sequence("bfloat16")).closest == ("1 dtypes (not 2) in a table",)
-        assert self.miss(sequence("float32", "bfloat16", K=64)).closest == ("K=64 (not 128) in a table",)
+        assert self.miss(sequence("bfloat16")).closest == ("number of dtypes=1 (not 2) in a table",)
+        turned = sequence("float32", "bfloat16", K=64)
+        assert self.miss(turned).closest == (
+            "K=64 (not 128), dtype 0:float32 (not bfloat16), dtype 1:bfloat16 (not float32) in a table",
+        )
+
+    def test_dtypes_in_another_order_match_unless_two_entries_would(self) -> None:
+        def sequence(*dtypes: str) -> Entry:
+            config_ = LaunchConfig.of(config(BLOCK_M=16))
+            return Entry(KERNEL.qualified_name, KEY.values, None, dtypes, config_, {"reported_by": "me"})
+
+        key = Key.of({"K": 128, "causal": False}, {"x": "int8", "y": "int16", "z": "int32"})
+        one, other = sequence("int16", "int8", "int32"), sequence("int32", "int16", "int8")
+        (line,) = self.miss(one, key=key).closest
+        assert line.startswith("the same key, but its config is no live candidate")
+        assert self.miss(one, other, key=key).closest == (
+            "dtype 0:int16 (not int8), dtype 1:int8 (not int16) in a table",
+            "dtype 0:int32 (not int8), dtype 2:int8 (not int32) in a table",
+        )
 
     def test_an_entry_that_matches_but_cannot_be_used(self) -> None:
         gone = config(BLOCK_M=16, BLOCK_N=16)
@@ -459,7 +476,24 @@ class TestError:
         assert self.miss(entry(gone)).closest == (f"the same key, but {text}",)
         assert self.miss(entry(gone, wildcard=True)).closest == (f"the * key, but {text}",)
         (line,) = self.miss(entry(SMALL), denied=[denial(SMALL)]).closest
-        assert "but its config is denied" in line
+        assert line.startswith("the same key, but its config is denied (BLOCK_M=32")
+
+    def test_an_entry_under_one_that_cannot_be_used(self) -> None:
+        upper = Entry(
+            KERNEL.qualified_name,
+            KEY.values,
+            None,
+            KEY.dtype_sequence,
+            LaunchConfig.of(config(BLOCK_M=16)),
+            {"reported_by": "me"},
+        )
+        files = [[TableFile("sm90", "pack", "", "", "", (row,))] for row in (upper, entry(SMALL))]
+        with pytest.raises(TableMissError) as caught:
+            decide(KERNEL, KEY, "sm90", CANDIDATES, Tables("sm90", files), Policy("error"))
+        assert sorted(line.partition("(")[0] for line in caught.value.closest) == [
+            "the same key, but another entry lies over it ",
+            "the same key, but its config is no live candidate ",
+        ]
 
 
 class TestOtherRules:
@@ -493,6 +527,14 @@ class TestChaos:
 
     def test_the_rank_is_read_nowhere_else(self) -> None:
         assert decided(rank=0) == decided(rank=5)
+
+    def test_candidates_are_numbered_in_canonical_order(self) -> None:
+        """Not by cost, which another version may count differently."""
+        live = [config(BT=16, BV=128), config(BT=32, BV=32), config(BT=64, BV=8)]
+        assert cheapest_order(live) == (live[2], live[1], live[0])
+        picked = {rank: decided(candidates=live, rank=rank, chaos=True).choice for rank in range(3)}
+        for choice in picked.values():
+            assert choice.detail == f"candidate {live.index(choice.config)} of 3"
 
     def test_the_pick_is_written_down(self) -> None:
         """It is the same in each version: a hash of ours, over text."""
