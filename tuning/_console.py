@@ -41,7 +41,8 @@ class Console:
         self._styled = _rich_console(self._stream) if self.is_terminal else None
 
     def line(self, text: str = "", style: str = "") -> None:
-        """One line as it is, however long."""
+        """One line as it is, however long, but for what could steer a terminal: names and errors come out of files."""
+        text = _clean(text)
         if self._styled is not None and style:
             from rich.text import Text
 
@@ -96,8 +97,12 @@ class Console:
     def transient(self, text: str) -> None:
         """A status line that the next one replaces; nothing where there is no terminal. Empty text removes it."""
         if self.is_terminal:
-            self._stream.write("\r\x1b[K" + text[: self.width - 1])
+            self._stream.write("\r\x1b[K" + _clean(text)[: self.width - 1])
             self._stream.flush()
+
+
+def _clean(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _wrapped(text: str, width: int, indent: int, hanging: int) -> list[str]:

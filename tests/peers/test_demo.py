@@ -88,12 +88,12 @@ def check_what_is_suggested(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     """The commands that the demo names at its end."""
     capsys.readouterr()
     assert cli.main(["report", str(folder / "journals")]) == 0
-    assert "15 keys of 15 kernels on cpu" in " ".join(capsys.readouterr().out.split())
+    assert "15 keys of 15 kernels from 2 journals" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["check", str(folder / "tables")]) == 0
     assert "1 table, 15 entries" in capsys.readouterr().out
     kernel = "ssd_combined._chunk_scan_chunk_state_bwd_dx_kernel"
     assert cli.main(["show", kernel, str(folder / "journals"), "--table", str(folder / "tables")]) == 0
-    assert "Timings on cpu" in capsys.readouterr().out
+    assert "on cpu" in capsys.readouterr().out
 
 
 @pytest.mark.peers("fla", "einops")

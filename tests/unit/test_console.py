@@ -90,6 +90,15 @@ def test_a_terminal_without_rich_gets_plain_text(monkeypatch: pytest.MonkeyPatch
     assert stream.getvalue() == f"{NAME}\n"
 
 
+def test_what_comes_out_of_files_cannot_steer_a_terminal():
+    stream = Terminal()
+    console = Console(stream, width=80)
+    for style in ("", "bold"):
+        console.line("a\x1b[2Jb\rc", style)
+    assert "\x1b[2J" not in stream.getvalue()
+    assert stream.getvalue().count("a\\x1b[2Jb\\rc") == 2
+
+
 def test_json_is_one_document_and_refuses_what_json_has_not():
     stream = io.StringIO()
     Console(stream).json({"text": "é"})

@@ -6,16 +6,17 @@ KERNEL is a qualified name, or the end of one where only one kernel in tables an
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._console import Console, UsageError, counted
+from .._console import Console, UsageError
 from ._common import add_arch, add_journals, add_json, add_tables, imports_elsewhere
 
 if TYPE_CHECKING:
     from ..inventory import AutotunerInfo
-    from ..merge import KeyFacts
+    from ..merge import KeyFacts, MergeResult
     from ..spec import Json, LaunchConfig
     from ..tables import Tables
 
@@ -41,10 +42,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     archs = options.arch or known_archs(options.table)
     tables = [load_tables(arch, options.table) for arch in archs]
-    keys = _measured(options.journals, options.arch)
+    measured = _measured(options.journals, options.arch)
+    keys = measured.keys if measured is not None else ()
     name = _resolve(options.kernel, {kernel for table in tables for kernel in table.kernels()}, keys)
+    if measured is not None:
+        mine = tuple(facts for facts in keys if facts.kernel.qualified_name == name)
+        measured = dataclasses.replace(measured, keys=mine)
     info, reason = _installed(name)
-    shown = _Shown(name, info, reason, tables, [facts for facts in keys if facts.kernel.qualified_name == name])
+    shown = _Shown(name, info, reason, tables, measured)
     if shown.is_empty:
         raise TableError(
             f"{name}: not found: no table and no journal given has it, and "
@@ -57,14 +62,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _measured(journals: Sequence[str], archs: Sequence[str] | None) -> list[KeyFacts]:
+def _measured(journals: Sequence[str], archs: Sequence[str] | None) -> MergeResult | None:
     if not journals:
-        return []
+        return None
     from ..journal import find_journals, read_journal
     from ..merge import merge
 
-    keys = merge(map(read_journal, find_journals(journals))).keys
-    return [facts for facts in keys if not archs or facts.arch in archs]
+    merged = merge(map(read_journal, find_journals(journals)))
+    return dataclasses.replace(merged, keys=tuple(facts for facts in merged.keys if not archs or facts.arch in archs))
 
 
 def _resolve(text: str, in_tables: Iterable[str], keys: Iterable[KeyFacts]) -> str:
@@ -112,7 +117,11 @@ class _Shown:
     info: AutotunerInfo | None
     reason: str | None
     tables: Sequence[Tables]
-    keys: Sequence[KeyFacts]
+    measured: MergeResult | None
+
+    @property
+    def keys(self) -> Sequence[KeyFacts]:
+        return self.measured.keys if self.measured is not None else ()
 
     @property
     def is_empty(self) -> bool:
@@ -140,6 +149,8 @@ class _Shown:
         )
 
     def to_json(self) -> Json:
+        from ..report import report_json
+
         return {
             "version": 1,
             "kernel": self.name,
@@ -170,20 +181,13 @@ class _Shown:
                 }
                 for arch, row in self._denied()
             ],
-            "timings": [
-                {
-                    "arch": facts.arch,
-                    "key": facts.key.to_json(),
-                    "choice": None if facts.choice is None else facts.choice.to_json(),
-                    "confidence": facts.confidence,
-                    "recordings": facts.recordings_count,
-                    "candidates": [_candidate_json(item) for item in facts.candidates],
-                }
-                for facts in self.keys
-            ],
+            "timings": report_json(self.measured)["results"] if self.measured is not None else [],
         }
 
     def print(self, console: Console) -> None:
+        from ..report import candidate_rows
+        from ._rows import print_rows
+
         console.line(self.name, "bold")
         if self.info is not None:
             console.text(f"key: {', '.join(self.info.key_names) or 'none'}", indent=2, hanging=4)
@@ -209,8 +213,9 @@ class _Shown:
             console.heading("Denied")
             for arch, row in self._denied():
                 console.text(f"{arch}  {row.config}: {row.reason} ({row.source})", indent=2, hanging=6)
-        for facts in self.keys:
-            self._print_timings(console, facts)
+        if self.keys:
+            console.line()
+            print_rows(console, [candidate_rows(facts) for facts in self.keys])
 
     def _print_entries(self, console: Console) -> None:
         groups: dict[tuple[str, str, str], list[Any]] = {}
@@ -222,40 +227,6 @@ class _Shown:
             console.text(evidence, indent=2, hanging=4)
             for entry in entries:
                 console.text(f"{_key(entry)}  ->  {entry.config}", indent=4, hanging=8)
-
-    def _print_timings(self, console: Console, facts: KeyFacts) -> None:
-        console.heading(f"Timings on {facts.arch}")
-        console.text(str(facts.key), indent=2, hanging=4, style="cyan")
-        timed = [item.low_ms for item in facts.candidates if item.timed]
-        best = min(timed, default=0.0)
-        rows = []
-        for item in facts.candidates:
-            mark = "chosen" if item.config == facts.choice else "tied" if item.tied else ""
-            if item.timed:
-                times = [f"{item.low_ms:.4g}", f"{item.low_ms / best:.3f}x" if best > 0 else ""]
-            else:
-                times = ["failed", ""]
-            rows.append([*times, str(item.wins), mark, str(item.config)])
-        console.table(("ms", "of best", "wins", "", "config"), rows)
-        for item in facts.failures:
-            console.text(f"{item.config}: {'; '.join(item.errors)}", indent=2, hanging=4)
-        console.text(f"{counted(facts.recordings_count, 'recording')}; {facts.confidence}", indent=2, hanging=4)
-        for note in facts.notes:
-            console.text(f"note: {note}", indent=2, hanging=4)
-
-
-def _candidate_json(item: Any) -> Json:
-    return {
-        "config": item.config.to_json(),
-        "low_ms": item.low_ms if item.timed else None,
-        "median_ms": item.median_ms if item.timed else None,
-        "high_ms": item.high_ms if item.timed else None,
-        "timed": item.timed,
-        "failed": item.failed,
-        "wins": item.wins,
-        "tied": item.tied,
-        "errors": list(item.errors),
-    }
 
 
 def _evidence(evidence: Any) -> str:
