@@ -19,7 +19,8 @@ and meeting that everybody waits for (``size`` squared look-ups); ``monitored_ba
 entering the collective first and asking the store on timeout (no store traffic, but NCCL's kernel then spins on the
 device until its watchdog ends the process, so nobody reads the error); ``Store.wait`` instead of polling (it holds the
 client's lock for as long as it waits, and cannot be interrupted). The interval of polling grows with the size of the
-group, so that all ranks together ask the store at most some 50,000 times a second.
+group, so that all ranks together ask the store at most some 50,000 times a second. That is also what one store was
+measured to answer (``bench/results/verification_scale.json``), so a meeting of 16,384 ranks takes some 1.5 seconds.
 
 **Exchange.** An all-reduce of bytes over disjoint slots: ``uint8`` and ``SUM``, which gloo and NCCL both reduce
 (``MAX`` too; ``BOR`` is not NCCL's). A slot has one writer, so nothing is ever added up; should two ranks write one

@@ -35,6 +35,7 @@ def _process(scenario: Callable[[int], Any], rank: int, size: int, path: str, re
 
     store = dist.FileStore(path, size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
+    dist.barrier()  # on a busy machine processes start far apart
     try:
         outcome = scenario(rank)
     except Exception as error:
@@ -330,17 +331,15 @@ def test_a_fault_on_one_rank_is_told_to_all_instead_of_leaving_them(ranks: Any) 
 
 
 def _absent_then_late(rank: int) -> list[Any]:
-    verifier = Verifier(timeout=1.0)
     found: list[Any] = []
     if rank == 2:
-        time.sleep(2.5)
+        time.sleep(4.0)
     try:
-        verifier.check([launched(0, 64)], step=5)
+        Verifier(timeout=2.0).check([launched(0, 64)], step=5)
     except AbsentRankError as error:
         found.append((error.step, error.arrived, error.missing, str(error)))
-    if rank != 2:
-        time.sleep(2.0)  # rank 2 has learnt by now that it came too late
-    found.append(verifier.check([launched(0, 64)], step=6))
+    # The others are here long before rank 2 has learnt that it came too late for the check of step 5.
+    found.append(Verifier(timeout=20).check([launched(0, 64)], step=6))
     return found
 
 
@@ -350,7 +349,7 @@ def test_an_absent_rank_is_named_and_may_come_to_the_next_check(ranks: Any) -> N
     assert time.monotonic() - started < 20
     for rank, (absent, verdict) in enumerate(outcomes):
         assert absent[:3] == (5, (0, 1, 3), (2,))
-        assert "rank 2 did not arrive at the check of step 5 within 1 s" in absent[3]
+        assert "rank 2 did not arrive at the check of step 5 within 2 s" in absent[3]
         assert ("came after the rest gave up" in absent[3]) == (rank == 2)
         assert (verdict.agreed, verdict.compared, verdict.size) == (True, 1, 4)
 
@@ -367,7 +366,7 @@ def test_a_late_rank_is_waited_for(ranks: Any) -> None:
 def _killed_before(rank: int) -> Verdict:
     if rank == 1:
         os._exit(9)
-    return Verifier(timeout=1.0).check([launched(0, 64)], step=5)
+    return Verifier(timeout=2.0).check([launched(0, 64)], step=5)
 
 
 def test_a_killed_rank_is_named(ranks: Any) -> None:
@@ -407,7 +406,7 @@ def _absent_in_subgroup(rank: int) -> Verdict | None:
     import torch.distributed as dist
 
     group = dist.new_group([1, 2, 3])
-    return Verifier(timeout=1.0).check([], group=group, step=2) if rank in (1, 3) else None
+    return Verifier(timeout=2.0).check([], group=group, step=2) if rank in (1, 3) else None
 
 
 def test_an_absent_rank_of_a_subgroup_is_named_by_both_its_ranks(ranks: Any) -> None:
