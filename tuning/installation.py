@@ -16,7 +16,7 @@ import platform
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -37,11 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Installation",
+    "active_installation",
     "active_policy",
     "benchmarks_run",
     "choices",
     "install",
     "maybe_verify_choices",
+    "process_rank",
     "uninstall",
     "verify_choices",
 ]
@@ -409,21 +411,19 @@ class Installation:
 
     def verify(self, group: Any = None, *, step: int | None = None) -> bool:
         """See :func:`verify_choices`."""
+        # A generator: an error while it runs is told to all ranks, which would otherwise wait for this one.
         launched = self._launched()
         return self._verifier.check(launched, group=group, step=step, strict=self.policy.verify_strict).agreed
 
-    def _launched(self) -> list[Launched]:
-        exempt = self.policy.is_config_invariant
-        return [
-            Launched(
+    def _launched(self) -> Iterator[Launched]:
+        for choice in self.choices:
+            yield Launched(
                 kernel=choice.kernel,
                 key=choice.key.text,
                 config=choice.launch_config.text,
                 source=choice.source,
-                exempt=exempt(choice.kernel),
+                exempt=self.policy.is_config_invariant(choice.kernel),
             )
-            for choice in self.choices
-        ]
 
 
 def _require_writable_folder(path: str) -> None:
