@@ -30,6 +30,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from tuning.errors import PolicyError, TableError, TableMissError, TuningError
@@ -154,9 +155,14 @@ _NOT_A_TILE = re.compile(
 )
 
 
+@lru_cache(maxsize=1024)
+def _means_a_tile(name: str) -> bool:
+    return _NOT_A_TILE.fullmatch(name) is None
+
+
 def _tile(name: str, text: str) -> int | None:
     """The value of a tile-like parameter; None for any other. The encoding of an integer is its digits alone."""
-    return int(text) or None if text.isdecimal() and not _NOT_A_TILE.fullmatch(name) else None
+    return int(text) or None if text.isdecimal() and _means_a_tile(name) else None
 
 
 def tile_names(config: LaunchConfig) -> tuple[str, ...]:
@@ -180,26 +186,26 @@ class Candidates:
     """Candidates read once, for callers that decide about the same ones for key after key.
 
     Attributes:
-        live: the live objects by content. Of several that differ only in hooks, the first listed stands for all.
         ranked: their contents, smallest static cost first, ties in canonical order.
+        live: the live objects in the same order. Of several that differ only in hooks, the first listed stands for all.
     """
 
-    live: Mapping[LaunchConfig, Any]
     ranked: tuple[LaunchConfig, ...]
+    live: tuple[Any, ...]
 
     @classmethod
     def of(cls, candidates: Iterable[Any]) -> Candidates:
         """Read live configs; see :meth:`tuning.spec.LaunchConfig.of`."""
-        live: dict[LaunchConfig, Any] = {}
+        found: dict[LaunchConfig, Any] = {}
         for candidate in candidates:
-            live.setdefault(LaunchConfig.of(candidate), candidate)
-        return cls(live, tuple(sorted(live, key=lambda config: (static_cost(config), config.order))))
+            found.setdefault(LaunchConfig.of(candidate), candidate)
+        ranked = tuple(sorted(found, key=lambda config: (static_cost(config), config.order)))
+        return cls(ranked, tuple(found[config] for config in ranked))
 
 
 def cheapest_order(candidates: Iterable[Any]) -> tuple[Any, ...]:
     """The distinct candidates, smallest static cost first, ties in canonical order."""
-    read = Candidates.of(candidates)
-    return tuple(read.live[config] for config in read.ranked)
+    return Candidates.of(candidates).live
 
 
 @dataclass(frozen=True)
@@ -389,17 +395,20 @@ def decide(
     """
     name = kernel.qualified_name
     read = candidates if isinstance(candidates, Candidates) else Candidates.of(candidates)
-    if not read.live:
+    if not read.ranked:
         raise TuningError(f"{name} on {arch}: expected a candidate, found none; the kernel's own pruning left nothing")
     denied = tables.denied(name, key)
-    ranked = tuple(config for config in read.ranked if config not in denied) if denied else read.ranked
+    ranked, live = read.ranked, read.live
+    if denied:
+        left = [position for position, config in enumerate(ranked) if config not in denied]
+        ranked, live = tuple(ranked[position] for position in left), tuple(live[position] for position in left)
     situation = _Situation(kernel, key, arch, ranked, denied, tables, policy, triton, [])
     if len(ranked) < len(read.ranked):
         _say_denied(situation, read.ranked)
     pick = _chaos(situation, chaos_rank) if policy.chaos else _by_rule(situation)
-    choice = Choice(name, key, read.live[pick.config], pick.source, pick.origin, arch, pick.detail)
-    order = (pick.config, *(config for config in ranked if config != pick.config))
-    return Decision(choice, tuple(read.live[config] for config in order), tuple(situation.notices))
+    at = ranked.index(pick.config)
+    choice = Choice(name, key, live[at], pick.source, pick.origin, arch, pick.detail)
+    return Decision(choice, (live[at], *live[:at], *live[at + 1 :]), tuple(situation.notices))
 
 
 def _by_rule(situation: _Situation) -> _Pick:
