@@ -1,7 +1,8 @@
 """Print the autotuners in some modules, as JSON; run as a script, in a process of its own.
 
 ``python installed_candidates.py MODULE...`` prints an object. ``kernels``: qualified name to the names in its ``key``,
-in order, and the texts of its candidates. ``missing``: modules that the installed packages do not have. ``versions``.
+in order, and the texts of its candidates. ``missing``: modules that the installed packages do not have. ``versions``,
+and ``cuda``: whether there is a device.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
@@ -86,4 +88,4 @@ if __name__ == "__main__":
         else:
             kernels.update(found)
     versions = {"triton": triton.__version__, **{name: version(name) for name in DISTRIBUTIONS}}
-    print(json.dumps({"kernels": kernels, "missing": missing, "versions": versions}))
+    print(json.dumps({"kernels": kernels, "missing": missing, "versions": versions, "cuda": torch.cuda.is_available()}))
