@@ -79,8 +79,9 @@ def test_named_dtypes_and_a_sequence_of_them_are_two_forms_of_one_row() -> None:
 def test_forms_are_not_matched_where_several_could_be_meant() -> None:
     swapped = Key.of({"n": 128, "causal": True}, {"x": "float32", "y": "bfloat16"})
     other = replace(entry(), dtypes=None, dtype_sequence=("float32", "bfloat16"))
-    changes = diff_tables(table(entry(), entry(key=swapped)), table(other))
-    assert [change.what for change in changes] == ["config"] * 3
+    sides = table(entry(), entry(key=swapped)), table(other)
+    assert [change.what for change in diff_tables(*sides)] == ["config"] * 3
+    assert [change.what for change in diff_tables(*sides[::-1])] == ["config"] * 3
 
 
 def test_details_come_after_configs() -> None:
@@ -141,6 +142,8 @@ def test_a_choice_between_tied_candidates_is_a_near_tie() -> None:
     sides = [[journal(record({64: 1.0, 32: 1.001}, winner=winner))] for winner in (64, 32)]
     assert what(diff_journals(*sides, rule="majority")) == ["near tie", "winners"]
     assert what(diff_journals(*sides)) == ["winners"]
+    clear = [journal(record({64: 2.0, 32: 1.0}))]
+    assert what(diff_journals(sides[0], clear, rule="majority")) == ["config", "winners"]
 
 
 def test_keys_on_one_side_only() -> None:
