@@ -22,8 +22,8 @@ from tuning.spec import Json, LaunchConfig, canonical_json
 
 __all__ = ["ARCH", "MAX_BYTES", "MAX_DEPTH", "PACKAGE", "attempt", "entry_of_text", "fail", "parse"]
 
-MAX_BYTES = 64 * 1024 * 1024
-"""Largest table file that is read. A table of 100,000 entries takes about 40 MiB."""
+MAX_BYTES = 32 * 1024 * 1024
+"""Largest table file that is read: room for 60,000 entries, and under 1 GiB of memory whatever it holds."""
 
 MAX_DEPTH = 16
 """Deepest nesting inside one encoded value or one entry's evidence."""
@@ -498,7 +498,7 @@ def _rows(raw: Any, name: str, read: Callable[..., Any], *args: Any) -> tuple[An
 
 def _version(raw: Any) -> None:
     if type(raw) is int and raw > SCHEMA_VERSION:
-        raise _Fault(f"{SCHEMA_VERSION}, the newest that this library reads (upgrade it)", str(raw))
+        raise _Fault(f"{SCHEMA_VERSION}, the newest that this library reads (upgrade it)", _found(raw))
     if type(raw) is not int or raw != SCHEMA_VERSION:
         raise _Fault(str(SCHEMA_VERSION), _found(raw))
 
@@ -539,9 +539,10 @@ def _load(text: str) -> Any:
     return json.loads(text, object_pairs_hook=tuple, parse_constant=_Constant)
 
 
-def fail(file: str | None, where: str, expected: str, found: str, advice: str = "") -> NoReturn:
-    """Raise the one error that a table file can cause."""
-    message = f"{file or 'table'}: {where}: expected {expected}, found {found}" + (f"; {advice}" if advice else "")
+def fail(file: str | None, where: str | None, expected: str, found: str, advice: str = "") -> NoReturn:
+    """Raise the one error that a table file can cause; ``where`` is None if it is the file or folder itself."""
+    place = ": ".join(filter(None, (file or "table", where)))
+    message = f"{place}: expected {expected}, found {found}" + (f"; {advice}" if advice else "")
     raise TableError(message, file=file, where=where, expected=expected, found=found)
 
 

@@ -109,13 +109,13 @@ def _read(file: str) -> bytes:
         # Looked at before it is opened: opening a named pipe would wait for a writer that may never come.
         found = os.stat(file)
         if not stat.S_ISREG(found.st_mode):
-            fail(file, "$", "a regular file", "a folder" if stat.S_ISDIR(found.st_mode) else "something else")
+            fail(file, None, "a regular file", "a folder" if stat.S_ISDIR(found.st_mode) else "something else")
         if found.st_size > MAX_BYTES:
-            fail(file, "$", f"at most {MAX_BYTES} bytes", str(found.st_size), "split the table by package")
+            fail(file, None, f"at most {MAX_BYTES} bytes", str(found.st_size), "split the table by package")
         with open(file, "rb") as stream:
             return stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        fail(file, "$", "a file that can be read", getattr(error, "strerror", None) or str(error))
+        fail(file, None, "a file that can be read", getattr(error, "strerror", None) or str(error))
 
 
 def table_bytes(table: TableFile) -> bytes:
@@ -155,7 +155,7 @@ def write_table(folder: str | os.PathLike[str], table: TableFile) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, data)
     except OSError as error:
-        fail(os.fspath(path), "$", "a place that can be written", error.strerror or str(error))
+        fail(os.fspath(path), None, "a place that can be written", error.strerror or str(error))
     return path
 
 
@@ -290,7 +290,7 @@ def bundled_folder() -> Path:
         if (folder / "schema.json").is_file():
             return folder
     expected, found = "the packaged tables with their schema.json", f"neither that nor {folders[1]}"
-    return fail(os.fspath(folders[0]), "$", expected, found, "install the library again")
+    return fail(os.fspath(folders[0]), None, expected, found, "install the library again")
 
 
 def load_tables(arch: str, table_path: Sequence[str | os.PathLike[str]] = ()) -> Tables:
@@ -317,12 +317,12 @@ def load_tables(arch: str, table_path: Sequence[str | os.PathLike[str]] = ()) ->
 def _layer(folder: Path, arch: str) -> list[LoadedFile]:
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing"
-        fail(os.fspath(folder), "$", f"a folder laid out as {_LAYOUT}", found, "correct table_path")
+        fail(os.fspath(folder), None, f"a folder laid out as {_LAYOUT}", found, "correct table_path")
     try:
         if not any(_names(child) for child in folder.iterdir() if child.is_dir()):
-            fail(os.fspath(folder), "$", f"tables at {_LAYOUT}", "no such file", "correct table_path")
+            fail(os.fspath(folder), None, f"tables at {_LAYOUT}", "no such file", "correct table_path")
     except OSError as error:
-        fail(os.fspath(folder), "$", "a folder that can be read", error.strerror or str(error))
+        fail(os.fspath(folder), None, "a folder that can be read", error.strerror or str(error))
     return _files(folder / arch)
 
 
@@ -339,11 +339,11 @@ def _files(folder: Path) -> list[LoadedFile]:
     try:
         paths = _names(folder)
     except OSError as error:
-        fail(os.fspath(folder), "$", "a folder that can be read", error.strerror or str(error))
+        fail(os.fspath(folder), None, "a folder that can be read", error.strerror or str(error))
     files = []
     for path in paths:
         package = path.name.removesuffix(".json")
         if not PACKAGE.fullmatch(package):
-            fail(os.fspath(path), "$", "a file named after a top-level package", f"the name {path.name}")
+            fail(os.fspath(path), None, "a file named after a top-level package", f"the name {path.name}")
         files.append(load(_read(os.fspath(path)), os.fspath(path), folder.name, package))
     return files
