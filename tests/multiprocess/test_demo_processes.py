@@ -61,7 +61,7 @@ def test_a_worker_that_fails_is_named_with_its_last_words_and_the_others_end(tmp
         TuningError, match=r"^demo: bad-1 failed: KeyError: 'no_such_package' \(all of it: .*bad-1\.log\)$"
     ):
         run_workers([slow, bad], tmp_path, timeout_s=60)
-    assert slow.ended is not None
+    assert slow.ended == -9
     assert "Traceback" in (tmp_path / "bad-1.log").read_text()
 
 
