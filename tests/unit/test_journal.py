@@ -444,6 +444,18 @@ def test_zeros_at_the_end_are_a_torn_tail(tmp_path: Path) -> None:
             assert (journal.records, journal.torn_bytes) == (RECORDS[:1], kept + zeros - last)
 
 
+def test_a_damaged_header_at_the_very_end_is_no_torn_one(tmp_path: Path) -> None:
+    path, data = written(tmp_path, *RECORDS[:2])
+    last = data.rindex(b"TTJ1")
+    for place in range(4, 16):
+        header = bytearray(data[last : last + 16])
+        header[place] ^= 0xFF
+        path.write_bytes(data[:last] + header)
+        if header[-1]:
+            with pytest.raises(JournalError, match=f"damaged at offset {last}"):
+                read_journal(path)
+
+
 def test_an_empty_file_is_a_journal_of_a_process_that_died_at_once(tmp_path: Path) -> None:
     path, data = written(tmp_path)
     for kept in (0, 3, 16, len(data) - 1):
@@ -479,6 +491,15 @@ def test_a_cut_in_the_middle_is_damage(tmp_path: Path) -> None:
         read_journal(path)
 
 
+def test_a_hole_longer_than_all_that_follows_is_damage_too(tmp_path: Path) -> None:
+    # The damaged frame then says that it goes on beyond the end, as a torn one does; but another one starts inside.
+    path, data = written(tmp_path, record(dict.fromkeys(range(1, 60), 1.0)), record({16: 1.0}))
+    start = [found.start() for found in re.finditer(b"TTJ1", data)][1]
+    path.write_bytes(data[: start + 100] + data[start + 2500 :])
+    with pytest.raises(JournalError, match=f"damaged at offset {start}"):
+        read_journal(path)
+
+
 def test_garbage_behind_the_last_frame_is_damage(tmp_path: Path) -> None:
     path, data = written(tmp_path, RECORDS[0])
     for garbage in (b"x", b"\0\0x", b"TTJ2", b"TTJ1" + b"x" * 20, bytes(2 * MAX_BODY) + b"x"):
@@ -501,7 +522,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
             read_journal(path)
     with pytest.raises(JournalError, match=r"cannot be read: No such file"):
         read_journal(tmp_path / "missing")
-    with pytest.raises(JournalError, match="cannot be read: .*null"):
+    with pytest.raises(JournalError, match=r"cannot be read: .*null"):
         read_journal("nul\0byte")
 
 

@@ -482,6 +482,14 @@ def test_stability_is_the_share_of_merges_that_choose_the_same() -> None:
     assert (facts.choice, facts.stability, facts.alternatives) == (B, 0.5, (A,))
 
 
+def test_stability_does_not_depend_on_the_order_of_many_recordings() -> None:
+    runs = [{16: 1.0, 32: 1.0 + (7 * index % 20 - 9) / 100} for index in range(20)]
+    orders = [runs, runs[::-1], sorted(runs, key=lambda run: run[32]), runs[1::2] + runs[::2]]
+    found = {merged(*order, tolerance=0.005).stability for order in orders}
+    assert len(found) == 1
+    assert 0 < found.pop() < 1  # type: ignore[operator]
+
+
 def test_a_candidate_that_is_not_always_tried_takes_part_in_the_facts() -> None:
     facts = merged({16: 1.0, 32: 1.5}, {16: 1.0}, {16: 1.0, 32: 0.5})
     assert facts.choice == A
