@@ -18,7 +18,7 @@ from tuning._manifest_content import (
 from tuning.errors import TableError
 from tuning.spec import SOURCES, Environment, Key, LaunchConfig
 
-__all__ = ["MAX_BYTES", "Reader"]
+__all__ = ["CHOICE_SHAPE", "MAX_BYTES", "Reader"]
 
 MAX_BYTES = 256 << 20
 """Largest manifest that is read. One of 100,000 choices takes about 60 MiB."""
@@ -41,8 +41,20 @@ _CONFIG = {
     "ir_override": _Optional((str, None)),
     "extra": _Optional(dict),
 }
-# The whole document. A type stands for its values, a set for its members, a tuple of types and None for alternatives;
+# Of these shapes a type stands for its values, a set for its members, a tuple of types and None for alternatives;
 # a list of one shape for any number of it; a list of one tuple for pairs.
+CHOICE_SHAPE: dict[str, Any] = {
+    "kernel": str,
+    "key": {"values": [(str, object)], "dtypes": _PAIRS, "call_order": _Optional([str])},
+    "config": _CONFIG,
+    "source": frozenset(SOURCES),
+    "origin": (str, None),
+    "arch": str,
+    "detail": str,
+    "source_hash": (str, None),
+}
+"""One choice, here and wherever else choices are written as JSON."""
+
 _SHAPE: dict[str, Any] = {
     "schema_version": int,
     "digest": str,
@@ -58,18 +70,7 @@ _SHAPE: dict[str, Any] = {
             }
         ],
         "benchmarks": [(str, int)],
-        "choices": [
-            {
-                "kernel": str,
-                "key": {"values": [(str, object)], "dtypes": _PAIRS, "call_order": _Optional([str])},
-                "config": _CONFIG,
-                "source": frozenset(SOURCES),
-                "origin": (str, None),
-                "arch": str,
-                "detail": str,
-                "source_hash": (str, None),
-            }
-        ],
+        "choices": [CHOICE_SHAPE],
         "compilers": _PAIRS,
         "deterministic": bool,
         "device": {"arch": str, "multiprocessors": int, "name": str},

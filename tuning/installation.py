@@ -16,21 +16,22 @@ import platform
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .errors import PolicyError, TuningError
-from .interception import AutotunerFacts, Interception, Treatment, device_facts
+from .interception import AutotunerFacts, Interception, Treatment, current_arch, device_facts
 from .journal import JournalWriter
-from .manifest import AutotunerState, AutotunerUse, Manifest, TableUse, build_manifest, write_manifest
+from .manifest import AutotunerState, AutotunerUse, Launch, Manifest, TableUse, build_manifest, write_manifest
 from .policy import AutotunePolicy
+from .resumption import CarriedChoices, gather_choices
 from .selection import Decision, Notice, decide
-from .spec import Choice, Environment, Kernel, Key, TuningRecord
+from .spec import Choice, Environment, Json, Kernel, Key, TuningRecord
 from .tables import TableFile, Tables, load_tables, table_bytes
-from .verification import Launched, Verifier
+from .verification import DEFAULT_TIMEOUT_SECONDS, Launched, TorchCommunicator, Verifier
 
 if TYPE_CHECKING:
     from .determinism import DeterministicMode
@@ -42,8 +43,10 @@ __all__ = [
     "benchmarks_run",
     "choices",
     "install",
+    "load_state_dict",
     "maybe_verify_choices",
     "process_rank",
+    "state_dict",
     "uninstall",
     "verify_choices",
 ]
@@ -88,6 +91,10 @@ def _package_versions(modules: Sequence[str]) -> tuple[tuple[str, str], ...]:
     )
 
 
+def _triton_version() -> str:
+    return _version("triton") or str(getattr(sys.modules.get("triton"), "__version__", ""))
+
+
 def _compilers() -> dict[str, str]:
     torch = sys.modules.get("torch")
     cuda = getattr(getattr(torch, "version", None), "cuda", None)
@@ -109,6 +116,7 @@ class _Session:
         self._described = False
         self._tables: dict[str, Tables] = {}
         self.said: set[tuple[str, str, str]] = set()
+        self.carried: CarriedChoices | None = None
 
     # -- tables --
 
@@ -148,6 +156,9 @@ class _Session:
             treatment = "observe"
         else:
             treatment = "pinned" if self.mode == "pinned" else "record"
+        if self.carried is not None and in_scope and not invariant and len(autotuner.candidates) == 1:
+            # Nothing will be asked about it, so what a checkpoint says of it would go unheard.
+            self.carried.require_only_candidate(name, current_arch(), autotuner.candidates[0])
         with self.lock:
             first = autotuner not in self.reached_facts
             self.reached_facts[autotuner] = treatment
@@ -188,14 +199,36 @@ class _Session:
         return self.policy.in_scope(kernel)
 
     def decide(self, kernel: Kernel, key: Key, arch: str, candidates: Sequence[Any]) -> Decision:
-        """Choose by the tables of the arch and the policy; say each notice once."""
-        rank = process_rank() if self.policy.chaos else 0
-        decision = decide(kernel, key, arch, candidates, self.tables(arch), self.policy, chaos_rank=rank)
+        """Choose by a loaded checkpoint, else by the tables of the arch and the policy; say each notice once."""
+        decision = self._resume(kernel, key, arch, candidates)
+        if decision is None:
+            rank = process_rank() if self.policy.chaos else 0
+            decision = decide(kernel, key, arch, candidates, self.tables(arch), self.policy, chaos_rank=rank)
         for notice in decision.notices:
-            self._say(kernel.qualified_name, notice)
+            self.say(kernel.qualified_name, notice)
         return decision
 
-    def _say(self, kernel: str, notice: Notice) -> None:
+    def _resume(self, kernel: Kernel, key: Key, arch: str, candidates: Sequence[Any]) -> Decision | None:
+        carried = self.carried
+        if carried is None:
+            return None
+        decision = carried.decide(kernel, key, arch, candidates, self.tables(arch))
+        arches = () if decision is not None else carried.arches_of(kernel.qualified_name, key)
+        if arches:
+            text = f"the loaded choices are for {', '.join(arches)}, this is {arch}: tables and policy decide"
+            self.say(kernel.qualified_name, Notice("other_arch", f"{kernel.qualified_name} [{key}]: {text}"))
+        return decision
+
+    def launched(self) -> CarriedChoices:
+        """What a checkpoint carries of this run so far."""
+        with self.lock:
+            hashes = {each.kernel.qualified_name: each.kernel.source_hash for each in self.reached_facts}
+            return CarriedChoices.of(
+                [Launch.of(choice, hashes.get(choice.kernel)) for choice in self.choices], _triton_version()
+            )
+
+    def say(self, kernel: str, notice: Notice) -> None:
+        """Warn once, and keep it for the manifest."""
         with self.lock:
             mark = (kernel, notice.kind, notice.message)
             if mark in self.said:
@@ -241,7 +274,7 @@ class _Session:
             arch=arch,
             device=device,
             multiprocessors=multiprocessors,
-            triton=_version("triton") or str(getattr(sys.modules.get("triton"), "__version__", "")),
+            triton=_triton_version(),
             torch=_version("torch"),
             python=platform.python_version(),
             packages=_package_versions(self.policy.modules) if touch_device else (),
@@ -408,6 +441,71 @@ class Installation:
             invariant = self.policy.is_config_invariant(name)
             state, reason = "timed", "config-invariant" if invariant else "mode auto"
         return AutotunerUse(name, len(facts.candidates), facts.key_names, state, reason)
+
+    # -- checkpoints --
+
+    def state_dict(self, *, all_ranks: bool = False, group: Any = None) -> dict[str, Json]:
+        """See :func:`state_dict`."""
+        self._require_pinned("state_dict")
+        made = self._session.launched()
+        carried = self._session.carried
+        if carried is not None:  # a checkpoint soon after resuming holds what has not been launched again yet
+            made = CarriedChoices.of((*carried.launches, *made.launches), made.triton)
+        if all_ranks and _in_process_group():
+            made = gather_choices(made, TorchCommunicator(group), DEFAULT_TIMEOUT_SECONDS)
+            if made.ambiguous:
+                logger.warning(
+                    "the checkpoint has several configs for one key, so ranks disagreed or two autotuners share a "
+                    "kernel: %s",
+                    "; ".join(made.ambiguous),
+                )
+        return made.to_state()
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """See :func:`load_state_dict`."""
+        self._require_pinned("load_state_dict")
+        session, policy = self._session, self.policy
+        carried = CarriedChoices.from_state(state)
+        for kernel in carried.kernels:
+            outside, invariant = not policy.in_scope(kernel), policy.is_config_invariant(kernel)
+            if outside or invariant:
+                field = "modules" if outside else "config_invariant"
+                raise PolicyError(
+                    f"{field}: the state holds choices of {kernel}, which this policy leaves to Triton's timing "
+                    f"({'outside modules' if outside else 'in config_invariant'}); resume with the scope of the run "
+                    "that was saved",
+                    field=field,
+                    value=getattr(policy, field),
+                    expected=f"a scope that pins {kernel}",
+                )
+        with session.lock:
+            conflicts = carried.conflicts(session.launched())
+            if conflicts:
+                raise TuningError(
+                    f"load_state_dict: {len(conflicts)} choices already made differ from the state: "
+                    f"{'; '.join(conflicts)}. Load the state before the first kernel is launched"
+                )
+            session.carried = carried
+        running = _triton_version()
+        if carried.launches and carried.triton != running:
+            text = f"the loaded choices were made under Triton {carried.triton or 'unknown'}, this is {running}: their "
+            session.say("", Notice("other_triton", f"{text}configs are used, but the bits they compute may differ"))
+        logger.info("loaded %d choices of %d kernels", len(carried.launches), len(carried.kernels))
+
+    def _require_pinned(self, what: str) -> None:
+        if self.mode == "pinned" and not self.policy.chaos:
+            return
+        field, value = ("chaos", True) if self.policy.chaos else ("mode", self.mode)
+        reason = {"auto": "Triton's timing chooses", "record": "recording times every candidate afresh"}
+        raise PolicyError(
+            f"{field}: {what} needs mode 'pinned' without chaos, found {field} {value!r}, where "
+            f"{reason.get(self.mode, 'each rank picks another candidate on purpose')}: no choice can be carried over",
+            field=field,
+            value=value,
+            expected="mode pinned without chaos",
+        )
+
+    # -- agreement --
 
     def verify(self, group: Any = None, *, step: int | None = None) -> bool:
         """See :func:`verify_choices`."""
@@ -585,3 +683,39 @@ def maybe_verify_choices(step: int, group: Any = None) -> bool | None:
     if installation is None or installation.policy.verify_every == 0 or step % installation.policy.verify_every:
         return None
     return installation.verify(group, step=step)
+
+
+def state_dict(*, all_ranks: bool = False, group: Any = None) -> dict[str, Json]:
+    """The choices of this run, as JSON data for a checkpoint. What config-invariant kernels launched is not in it.
+
+    Args:
+        all_ranks: give the choices of all ranks of ``group``, on each of them. It is a collective: call it on all of
+            them at the same place. Ranks may launch different kernels (stages of a pipeline), and a checkpoint that
+            only rank 0 writes needs them all.
+        group: a torch process group; the default group when None.
+
+    Raises:
+        TuningError: no policy is installed.
+        PolicyError: the mode is not ``pinned``, or ``chaos`` is on.
+        AbsentRankError: a rank did not arrive in time.
+    """
+    return _require_installation("state_dict").state_dict(all_ranks=all_ranks, group=group)
+
+
+def load_state_dict(state: Mapping[str, Json]) -> None:
+    """Launch what a checkpoint's run launched, for the same kernel, key and arch, although tables have changed since.
+
+    Call it after ``install`` and before the first kernel is launched, on every rank. What the state does not have is
+    chosen as ever. A carried config that is no live candidate any more, or that a table has come to deny, is a
+    ``TableError`` at its launch: nothing else is launched in its place.
+
+    Args:
+        state: what :func:`state_dict` returned, possibly on another rank.
+
+    Raises:
+        TableError: ``state`` is malformed; names the place in it.
+        PolicyError: the mode is not ``pinned``, ``chaos`` is on, or a kernel of the state is out of the policy's scope.
+        TuningError: no policy is installed, or choices made already differ from the state.
+        Whatever is raised, no choice has been loaded.
+    """
+    _require_installation("load_state_dict").load_state_dict(state)
