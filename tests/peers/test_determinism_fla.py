@@ -145,6 +145,7 @@ HOLDERS = [
 
 def test_the_replacement_reaches_every_holder_and_goes_away_again(fla: Any) -> None:
     before = {place: getattr(module(place[0]), place[1]) for place in HOLDERS}
+    finders = list(sys.meta_path)
     classes = [getattr(module(part.modules[0]), part.autograd[0]) for part in PARTS if part.autograd]
     with replace_in_fla() as replacement:
         assert all(getattr(module(name), attribute) is not before[name, attribute] for name, attribute in HOLDERS)
@@ -158,6 +159,7 @@ def test_the_replacement_reaches_every_holder_and_goes_away_again(fla: Any) -> N
         assert not any("apply" in vars(cls) for cls in classes)
         assert late.rule is before["fla.ops", "chunk_gated_delta_rule"]
         assert replacement.places == ()
+        assert sys.meta_path == finders
     finally:
         del sys.modules["late_user_of_fla"]
 

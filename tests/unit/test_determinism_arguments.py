@@ -64,6 +64,8 @@ each_kind = pytest.mark.parametrize("kind", [argparse.Namespace, dict])
         ({"moe_router_aux_loss_fusion": None, "moe_router_fusion": True}, ROUTER_FOLLOWS),
         ({"tp_comm_overlap": "false"}, OVERLAP.replace("got True", "got 'false'")),
         ({"tp_comm_overlap": 1}, OVERLAP.replace("got True", "got 1")),
+        ({"tp_comm_overlap": 0}, OVERLAP.replace("got True", "got 0")),
+        ({"tp_comm_overlap": ""}, OVERLAP.replace("got True", "got ''")),
     ],
 )
 def test_a_refused_option(kind: type, values: dict[str, Any], message: str) -> None:

@@ -118,6 +118,19 @@ def test_a_flat_buffer_whose_padding_the_caller_knows(two: Any) -> None:
     assert kinds(without) == {"tensor flat": "trained value"}  # nobody said that it is padding
 
 
+def test_ranges_of_a_strided_tensor_count_its_own_elements(two: Any) -> None:
+    def model(element: int) -> dict[str, torch.Tensor]:
+        storage = torch.zeros(4, 6)
+        columns = storage[:, :3]
+        columns[element // 3, element % 3] = 1.0
+        return {"columns": columns}
+
+    trained = {"columns": [(4, 8)]}  # the last two of the second row, the first two of the third
+    for element in range(12):
+        found = compare_checkpoints(*two(model(11), model(element)), trained=trained)
+        assert ("trained value" in {d.kind for d in found.differences}) == (4 <= element < 8)
+
+
 def test_values_that_are_no_tensors_and_other_shapes_are_structure(two: Any) -> None:
     found = compare_checkpoints(*two({"step": 3}, {"step": 4}))
     assert kinds(found) == {"data.pkl": "structure"}

@@ -199,6 +199,21 @@ def test_a_watch_that_was_removed_sees_nothing(package: str) -> None:
     assert seen == []
 
 
+def test_a_watch_that_is_removed_during_an_import_reports_it_no_more(package: str, tmp_path: Path) -> None:
+    seen: list[ModuleType] = []
+    watch = ImportWatch([f"{package}.remover"], seen.append)
+    sys.modules[package + "_watch"] = watch  # type: ignore[assignment]
+    code = f"import sys\nsys.modules['{package}_watch'].remove()\n"
+    (tmp_path / package / "remover.py").write_text(code)
+    watch.install()
+    try:
+        importlib.import_module(f"{package}.remover")
+    finally:
+        watch.remove()
+        del sys.modules[package + "_watch"]
+    assert seen == []
+
+
 def test_a_watched_module_that_does_not_exist_is_as_missing_as_ever() -> None:
     watch = ImportWatch(["no_such_module_at_all"], lambda module: None)
     watch.install()
