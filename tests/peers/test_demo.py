@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import io
 import json
 import os
 import re
@@ -14,7 +15,10 @@ from typing import Any
 import pytest
 
 from tuning import _demo_workloads, cli
+from tuning._console import Console
 from tuning._demo_processes import Job, clean_environment, run_workers
+from tuning._demo_stages import Demo, Stages
+from tuning._demo_text import show
 from tuning._demo_worker import Request
 from tuning.journal import find_journals, read_journal
 from tuning.manifest import read_manifest
@@ -58,6 +62,7 @@ def test_the_main_job_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixt
     assert json.loads((folder / "demo.json").read_text()) == found
     check_what_was_left(folder, found)
     check_what_is_suggested(folder, capsys)
+    check_what_is_printed(found)
 
 
 def check_what_was_left(folder: Path, found: Any) -> None:
@@ -82,6 +87,23 @@ def check_what_was_left(folder: Path, found: Any) -> None:
     assert [file for file in files if not any(fnmatch.fnmatch(file, pattern) for pattern in patterns)] == []
     assert [pattern for pattern in patterns if not fnmatch.filter(files, pattern)] == []
     assert sorted(files) == sorted(path for paths in found["files"].values() for path in paths)
+
+
+def check_what_is_printed(found: Any) -> None:
+    result = Demo(**{name: value for name, value in found.items() if name not in ("version", "ok")})
+    stream = io.StringIO()
+    show(Console(stream, width=80), result)
+    text = " ".join(stream.getvalue().split())
+    for row in found["keys"]:
+        assert row["kernel"].rpartition(".")[2] in text
+        assert row["config"] in text
+    for paths in found["files"].values():
+        assert all(path in text for path in paths)
+    assert "0 candidates timed, one digest" in text
+    assert "Pinned from the table: nothing was timed" in text
+    result.problems.append("something")
+    show(Console(stream, width=80), result)
+    assert stream.getvalue().endswith("FAILED: something\n")
 
 
 def check_what_is_suggested(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +132,6 @@ def test_the_positive_control_is_caught_on_both_ranks(tmp_path: Path):
 def test_a_control_that_nobody_notices_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The exit code says whether it was caught, and on each rank."""
     import tuning.demo
-    from tuning._demo_stages import Stages
 
     workload = _demo_workloads.WORKLOADS[0]
     monkeypatch.setattr(_demo_workloads, "installed_workloads", lambda: (workload,))
@@ -137,9 +158,6 @@ def test_a_control_that_nobody_notices_fails(tmp_path: Path, monkeypatch: pytest
 def test_a_pinned_run_that_goes_wrong_fails(
     field: str, value: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from tuning._console import Console
-    from tuning._demo_stages import Demo, Stages
-
     good = {"digests": ["a", "a"], "benchmarks": 0, "verdicts": [True, True], "problem": None, "choices": []}
     answers = [good, {**good, field: value}]
     monkeypatch.setattr(Stages, "_run", lambda self, stage, requests: answers)
@@ -169,9 +187,6 @@ def test_the_last_fallback_runs_pinned(tmp_path: Path):
 
 
 def test_what_compiles_ahead_for_a_gpu_takes_each_candidate_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from tuning._console import Console
-    from tuning._demo_stages import Demo, Stages
-
     asked: list[Request] = []
     monkeypatch.setattr(Stages, "_run", lambda self, stage, requests: asked.extend(requests.values()))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
