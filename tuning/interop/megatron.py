@@ -23,12 +23,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tuning._table_schema import ARCH
-from tuning.interop._configs import NAME, config_to_json, read_config
+from tuning.interop._configs import config_to_json, read_config
 from tuning.interop._documents import Node, find_files, parse, read_bytes, write_bytes
 from tuning.interop._known import KnownKernels
+from tuning.interop._megatron_keys import join_key, read_key, value_parts
 from tuning.interop._result import Exported, Imported, Losses
-from tuning.interop._rows import Rows, call_sequences, dtype_of, entry_of, entry_place, list_lost_rows, listed
-from tuning.interop._values import Unportable, str_of, value_of_str
+from tuning.interop._rows import Rows, call_sequences, entry_of, entry_place, list_lost_rows, listed
+from tuning.interop._values import Unportable
 from tuning.journal import Journal, Scan
 from tuning.spec import Json, Key, LaunchConfig
 from tuning.tables import Entry, TableFile
@@ -38,8 +39,6 @@ __all__ = ["parse_rank_file", "parse_table", "read", "write", "write_rank_files"
 _RANK_FILE = re.compile(r".*\.rank\d+\.json", re.DOTALL)
 _HEADER = ("arch", "triton", "packages", "source", "kernels")
 _SYSTEM = "Megatron-LM"
-
-_Key = tuple[tuple[tuple[str, str], ...], tuple[str, ...]]
 
 
 def read(paths: Iterable[str | os.PathLike[str]], known: KnownKernels, arch: str | None = None) -> Imported:
@@ -116,7 +115,7 @@ def _read_table(document: Node, known: KnownKernels, losses: Losses) -> tuple[st
     for kernel, configs in _kernels(members["kernels"], known, losses):
         for name, node in configs.members("an object of keys").items():
             config = read_config(node, losses)
-            key = _read_key(name, node, losses)
+            key = read_key(name, node, losses)
             if key is None:
                 rows.add(Entry(kernel, None, None, None, config, evidence), node.place, triton)
             else:
@@ -142,30 +141,6 @@ def _kernels(node: Node, known: KnownKernels, losses: Losses) -> Iterable[tuple[
             )
         taken.setdefault(kernel, name)
         yield kernel, kernels[name]
-
-
-def _read_key(text: str, node: Node, losses: Losses) -> _Key | None:
-    """Values and dtypes of a key; None for the wildcard."""
-    if text == "*":
-        return None
-    values: dict[str, str] = {}
-    dtypes: list[str] = []
-    for part in text.split("|") if text else ():
-        name, equals, value = part.partition("=")
-        if equals and not dtypes and NAME.fullmatch(name):
-            if name in values:
-                node.fail("a key that names each argument once", f"{name} twice")
-            values[name], sure = value_of_str(value)
-            if not sure:
-                losses.add("value", node.place, f"{name}={value[:80]!r}: taken for a string, its type is lost")
-            continue
-        dtype = dtype_of(part)
-        if dtype is None or equals:
-            node.fail("a key of name=value parts and then dtypes, joined by |", f"the part {part[:80]!r}")
-        if not part.startswith("torch."):
-            losses.add("value", node.place, f"the dtype {part[:80]!r} is taken for a torch dtype")
-        dtypes.append(dtype)
-    return tuple(values.items()), tuple(dtypes)
 
 
 def _plain(name: str) -> str:
@@ -208,7 +183,7 @@ def _count_votes(
         seen = set()
         for kernel, configs in _kernels(kernels, known, losses):
             for key, node in configs.members("an object of keys").items():
-                _read_key(key, node, losses)
+                read_key(key, node, losses)
                 if (kernel, key) in seen:  # under its bare name too: a rank has one vote
                     continue
                 seen.add((kernel, key))
@@ -246,7 +221,7 @@ def _elect(
                 "agreement": most,
             }
             node = Node(None, f"rank files of {arch}", kernel)
-            key = _read_key(text, node, losses)
+            key = read_key(text, node, losses)
             if key is None:
                 rows.add(Entry(kernel, None, None, None, config, evidence), node.place)
             else:
@@ -329,31 +304,10 @@ def _key_texts(table: TableFile, entry: Entry, known: KnownKernels, losses: Loss
     """The keys that an entry is written under; none where it cannot be."""
     if entry.key is None:
         return ["*"]
-    parts = _value_parts(entry.key, entry_place(table, entry), losses)
+    parts = value_parts(entry.key, entry_place(table, entry), losses)
     if parts is None:
         return []
-    return [_joined(parts, dtypes) for dtypes in call_sequences(table, entry, known, _SYSTEM, losses)]
-
-
-def _value_parts(key: Iterable[tuple[str, str]], place: str, losses: Losses) -> list[str] | None:
-    parts = []
-    for name, text in key:
-        try:
-            value = str_of(text)
-        except Unportable as error:
-            losses.add("value", place, f"{name} cannot be written, nor can this row: {error}")
-            return None
-        if "|" in value:
-            losses.add("value", place, f"{name} cannot be written, nor can this row: its text holds the separator |")
-            return None
-        if value_of_str(value)[0] != text:
-            losses.add("value", place, f"{name}={text} is written as {value!r}, which does not say its type")
-        parts.append(f"{name}={value}")
-    return parts
-
-
-def _joined(parts: Sequence[str], dtypes: Iterable[str]) -> str:
-    return "|".join([*parts, *(f"torch.{dtype}" for dtype in dtypes)])
+    return [join_key(parts, dtypes) for dtypes in call_sequences(table, entry, known, _SYSTEM, losses)]
 
 
 def write_rank_files(
@@ -397,5 +351,5 @@ def write_rank_files(
 def _record_key(key: Key, place: str, losses: Losses) -> str | None:
     if not key.call_order and len(set(key.dtype_sequence)) > 1:
         losses.add("call_order", place, "the order of the call is not known: dtypes are in the order of the signature")
-    parts = _value_parts(key.values, place, losses)
-    return None if parts is None else _joined(parts, key.call_dtype_sequence)
+    parts = value_parts(key.values, place, losses)
+    return None if parts is None else join_key(parts, key.call_dtype_sequence)
