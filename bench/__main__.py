@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from pathlib import Path
 
-from bench import results
+from bench import comparison, results
 
 CASES = {
     "nccl": "several ranks: recorded at once and pinned, stock, chaos, and the cost of a check (GPUs, or a stub)",
@@ -25,7 +26,11 @@ def main() -> None:
         command.add_argument("--out", type=Path, help="folder for the result (default: bench/results)")
         command.add_argument("--name", help="name of the result (default: the case and the device)")
         importlib.import_module(f"bench.{name}").add_arguments(command)
+    command = commands.add_parser("compare", help="two results of one case, side by side")
+    comparison.add_arguments(command)
     options = parser.parse_args()
+    if options.case == "compare":
+        sys.exit(comparison.main(options))
     result = importlib.import_module(f"bench.{options.case}").run(options)
     device = str(result["device"]).lower().replace("nvidia ", "").replace(" ", "_")
     print(f"wrote {results.write(options.name or f'{options.case}_{device}', result, options.out)}")
