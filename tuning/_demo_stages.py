@@ -160,16 +160,17 @@ class Stages:
     def record(self, demo: Demo) -> None:
         """Two processes time every candidate of every key that they reach."""
         fields = {"mode": "record", "record_path": self._path("journals", "demo")}
-        requests = {
-            f"record-{rank}": self._request("record", rank=rank, ranks=_RANKS, fields=fields) for rank in range(_RANKS)
-        }
+        # Two at once on one GPU would time each other.
+        turn = None if self._interpreted else os.path.join(self._environment["TRITON_CACHE_DIR"], "turn")
         self._say(f"record: {_RANKS} processes time every candidate")
         started = time.monotonic()
-        if self._interpreted:
-            results = self._run("record", requests)
-        else:
-            # One after the other: two at once on one GPU would time each other.
-            results = [result for name, each in requests.items() for result in self._run("record", {name: each})]
+        results = self._run(
+            "record",
+            {
+                f"record-{rank}": self._request("record", rank=rank, ranks=_RANKS, fields=fields, turn=turn)
+                for rank in range(_RANKS)
+            },
+        )
         demo.stages["record"] = {
             "seconds": time.monotonic() - started,
             "processes": _RANKS,

@@ -7,6 +7,7 @@ other packages included, goes to standard error.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -14,7 +15,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TextIO
 
@@ -44,6 +45,7 @@ class Request:
         fields: of the policy.
         store: path of the file through which the ranks find each other; None: each runs alone.
         timeout_s: how long ranks wait for each other, in seconds.
+        turn: path of a file that workers lock while they run the workload, where they must not do so at once.
         picks: for ``compile``, which candidates: those that ranks of these numbers get under chaos.
     """
 
@@ -57,6 +59,7 @@ class Request:
     fields: dict[str, Any] | None = None
     store: str | None = None
     timeout_s: float = 300.0
+    turn: str | None = None
     picks: tuple[int, ...] = ()
 
     def to_json(self) -> str:
@@ -195,7 +198,7 @@ def _run(request: Request, workload: _demo_workloads.Workload, events: _Events) 
     digests: list[str] = []
     verdicts: list[bool | None] = []
     problem: DisagreementError | None = None
-    with installed, _Watch(events, lambda: len(installed.choices)):
+    with installed, _Watch(events, lambda: len(installed.choices)), _turn(request.turn):
         for number in range(1, request.steps + 1):
             digests.append(_digest(step()))
             try:
@@ -215,6 +218,19 @@ def _run(request: Request, workload: _demo_workloads.Workload, events: _Events) 
         "benchmarks": benchmarks,
         "journal": installed.journal_path,
     }
+
+
+@contextlib.contextmanager
+def _turn(path: str | None) -> Iterator[None]:
+    """Hold the lock of a file; the system lets go of it if this process dies."""
+    if path is None:
+        yield
+        return
+    import fcntl  # not on every system, and this module is imported with the command line
+
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _join(request: Request) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from tuning._demo_processes import Job, clean_environment, run_workers
-from tuning._demo_worker import Request
+from tuning._demo_worker import Request, _turn
 from tuning.errors import TuningError
 
 
@@ -82,6 +83,26 @@ def test_an_interruption_ends_the_workers(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         run_workers([slow], tmp_path, timeout_s=60, watch=interrupt)
     assert slow.ended == -9
+
+
+def test_a_turn_is_had_by_one_at_a_time(tmp_path: Path):
+    path = str(tmp_path / "turn")
+    order: list[str] = []
+
+    def wait_for_it() -> None:
+        with _turn(path):
+            order.append("second")
+
+    with _turn(path):
+        second = threading.Thread(target=wait_for_it)
+        second.start()
+        second.join(timeout=0.3)
+        assert second.is_alive()
+        order.append("first")
+    second.join(timeout=10)
+    assert order == ["first", "second"]
+    with _turn(None), _turn(None):
+        pass
 
 
 def test_a_request_survives_the_command_line():

@@ -186,6 +186,21 @@ def test_the_last_fallback_runs_pinned(tmp_path: Path):
     assert found["digests"][0] == found["digests"][1]
 
 
+@pytest.mark.parametrize("interpreted", [True, False])
+def test_recordings_on_one_gpu_take_turns(interpreted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Request] = []
+
+    def answer(self: Stages, stage: str, requests: Any) -> list[Any]:
+        asked.extend(requests.values())
+        return [{"benchmarks": 1, "digests": ["a"]} for _ in requests]
+
+    monkeypatch.setattr(Stages, "_run", answer)
+    stages = Stages(tmp_path, {"TRITON_CACHE_DIR": "/cache"}, interpreted, Console())
+    stages.record(Demo(str(tmp_path), "p", "t", "d", {}))
+    assert [request.rank for request in asked] == [0, 1]
+    assert {request.turn for request in asked} == {None if interpreted else "/cache/turn"}
+
+
 def test_what_compiles_ahead_for_a_gpu_takes_each_candidate_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[Request] = []
     monkeypatch.setattr(Stages, "_run", lambda self, stage, requests: asked.extend(requests.values()))
