@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
-import importlib, json, logging, sys, warnings
+import importlib.util, json, logging, sys, types, warnings
 sys.path.insert(0, {root!r})
 import torch
 from bench.workloads import import_mamba_ssm
@@ -26,6 +26,12 @@ from tuning.determinism import DeterministicMode
 warnings.simplefilter("ignore")
 if {package!r} == "mamba_ssm":
     import_mamba_ssm()
+else:
+    # Bare packages: megatron.core wants a whole Transformer Engine, and ops imports its kernels with the decider.
+    roots = list(importlib.util.find_spec("megatron").submodule_search_locations)
+    for name in ("megatron.core", "megatron.core.ssm", "megatron.core.ssm.ops"):
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = [root + name.removeprefix("megatron").replace(".", "/") for root in roots]
 lines = []
 class Keep(logging.Handler):
     def emit(self, record): lines.append(record.getMessage())
