@@ -39,8 +39,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ._launch_key import KeyReader, constexpr_names
+from ._launch_specialization import identity, jit_function, parameters, read_launch
 from .errors import UnsupportedTritonError
-from .spec import CandidateTiming, Choice, Kernel, Key, LaunchConfig, TuningRecord, dtype_name
+from .spec import CandidateTiming, Choice, Json, Kernel, Key, LaunchConfig, TuningRecord, dtype_name
 
 __all__ = [
     "SUPPORTED_TRITON",
@@ -53,7 +54,11 @@ __all__ = [
     "device_facts",
     "facts",
     "find_autotuner",
+    "launch_specialization",
+    "live_candidates",
+    "resource_errors",
     "running_under_interpreter",
+    "seen_parameters",
     "source_hash",
     "supported_triton",
 ]
@@ -255,7 +260,8 @@ def facts(autotuner: Any) -> AutotunerFacts:
     )
 
 
-def _resource_errors() -> tuple[type[BaseException], ...]:
+def resource_errors() -> tuple[type[BaseException], ...]:
+    """What Triton raises where a config cannot be compiled or launched for lack of resources."""
     from triton.compiler.errors import CompileTimeAssertionFailure
     from triton.runtime import errors
 
@@ -263,6 +269,54 @@ def _resource_errors() -> tuple[type[BaseException], ...]:
     if hasattr(errors, "PTXASError"):
         found.append(errors.PTXASError)
     return tuple(found)
+
+
+# --- what the compiler sees -------------------------------------------------------------------------------------------
+
+
+def _binder(jit: Any) -> Callable[..., Any]:
+    """The function of a JIT function that binds arguments and specialises on them, for the current device."""
+    from triton.runtime.driver import driver
+
+    if hasattr(jit, "device_caches"):
+        found: Callable[..., Any] = jit.device_caches[driver.active.get_current_device()][-1]
+        return found
+    if jit.binder is None:  # Triton 3.2
+        from triton.compiler import make_backend
+
+        jit.create_binder(make_backend(driver.active.get_current_target()))
+    binder: Callable[..., Any] = jit.binder
+    return binder
+
+
+def launch_specialization(autotuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Json:
+    """What the compiler sees of a launch besides its config, as JSON; None where nothing is compiled, or not known.
+
+    :mod:`tuning._launch_specialization` says what it holds. Nothing is compiled or launched.
+    """
+    jit = jit_function(autotuner)
+    if jit is None:
+        return None
+    try:
+        import triton
+
+        return read_launch(autotuner, jit, _binder(jit), args, kwargs, str(triton.__version__))
+    except Exception as error:
+        # It costs a later start some time, and must never cost a recording its timings.
+        logger.warning("%s: its specialization cannot be read: %s", _kernel_of(autotuner).qualified_name, error)
+        return None
+
+
+def seen_parameters(autotuner: Any, named: Mapping[str, Any]) -> Json:
+    """Types and specializations that the compiler sees for arguments by name; see :func:`launch_specialization`."""
+    jit = jit_function(autotuner)
+    return None if jit is None else parameters(jit, _binder(jit), named)
+
+
+def live_candidates(autotuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The candidates that a kernel's own pruning leaves for a launch."""
+    shadow = _shadow(autotuner, nargs=dict(zip(autotuner.arg_names, args, strict=False)))
+    return list(shadow.prune_configs(kwargs))
 
 
 # --- the seam ---------------------------------------------------------------------------------------------------------
@@ -328,6 +382,7 @@ class _Plan:
         "reader",
         "ref",
         "slots",
+        "specializations",
         "treatment",
         "unkeyed",
         "warned",
@@ -347,6 +402,8 @@ class _Plan:
         self.slots: dict[Any, tuple[tuple[CandidateTiming, ...], Any]] = {}
         self.unkeyed: dict[str, dict[str, str]] = {}
         self.warned: set[str] = set()
+        # By key: launches told apart as finely as cheaply, and what of it differs for the compiler.
+        self.specializations: dict[str, tuple[set[tuple[Any, ...]], set[str]]] = {}
 
     def remember(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], entry: _Entry) -> None:
         """Let later launches like this one find the entry by raw key."""
@@ -398,7 +455,7 @@ class Interception:
         self._callbacks = callbacks
         self._plans: dict[int, _Plan] = {}
         self._plans_lock = threading.Lock()
-        self._resource_errors = _resource_errors()
+        self._resource_errors = resource_errors()
         self._patches: list[_Patch] = []
         self._successors: Mapping[str, Callable[..., Any]] = {}
         self._active = False
@@ -567,6 +624,7 @@ class Interception:
         if plan.pinned:
             return self._relaunch(original, plan, autotuner, entry, args, kwargs)
         self._check_unkeyed(plan, entry, args, kwargs)
+        self._check_specialization(plan, autotuner, entry, args, kwargs)
         return self._launch(autotuner, entry, args, kwargs)
 
     @staticmethod
@@ -575,11 +633,6 @@ class Interception:
         if entry.pre_hook is not None:
             entry.pre_hook({**dict(zip(autotuner.arg_names, args, strict=False)), **kwargs, **entry.kwargs})
         return autotuner.fn.run(*args, **kwargs, **entry.kwargs)
-
-    @staticmethod
-    def _prune(autotuner: Any, args: tuple[Any, ...], kwargs: Any) -> list[Any]:
-        shadow = _shadow(autotuner, nargs=dict(zip(autotuner.arg_names, args, strict=False)))
-        return list(shadow.prune_configs(kwargs))
 
     def _observe(
         self,
@@ -628,7 +681,7 @@ class Interception:
         args: tuple[Any, ...],
         kwargs: Any,
     ) -> Any:
-        candidates = self._prune(autotuner, args, kwargs)
+        candidates = live_candidates(autotuner, args, kwargs)
         if not candidates:
             # Triton has an error of its own for this, by version: let it speak.
             return original(_shadow(autotuner, cache={}), *args, **kwargs)
@@ -719,7 +772,7 @@ class Interception:
         key = plan.reader.typed(args, kwargs)
         entry = plan.by_text.get(key.text)
         if entry is None:
-            candidates = self._prune(autotuner, args, kwargs)
+            candidates = live_candidates(autotuner, args, kwargs)
             if not candidates:
                 return original(autotuner, *args, **kwargs)
             decision = self._callbacks.decide(plan.kernel, key, current_arch(), candidates)
@@ -776,7 +829,7 @@ class Interception:
             timed = plan.slots.get(slot)
             if timed is not None:
                 timings, winner = timed
-                self._keep_record(plan, key, timings, winner, args, kwargs, shared=True)
+                self._keep_record(plan, autotuner, key, timings, winner, args, kwargs, shared=True)
                 return self._launch(autotuner, plan.by_text[key.text], args, kwargs)
             bench = autotuner.do_bench
             shadow = _shadow(autotuner, cache={}, cache_results=False)
@@ -796,11 +849,13 @@ class Interception:
                         if name in shadow.__dict__:
                             setattr(autotuner, name, shadow.__dict__[name])
                     plan.slots[slot] = (tuple(collect.timings), winner)
-                    self._keep_record(plan, key, tuple(collect.timings), winner, args, kwargs, shared=False)
+                    timings = tuple(collect.timings)
+                    self._keep_record(plan, autotuner, key, timings, winner, args, kwargs, shared=False)
 
     def _keep_record(
         self,
         plan: _Plan,
+        autotuner: Any,
         key: Key,
         timings: tuple[CandidateTiming, ...],
         winner: Any,
@@ -813,8 +868,44 @@ class Interception:
         choice = Choice(plan.kernel.qualified_name, key, winner, "timed", None, arch)
         plan.unkeyed[key.text] = plan.reader.unkeyed(args, kwargs)
         self._register(plan, _Entry(winner, key, None), args, kwargs, choice)
-        record = TuningRecord(plan.kernel, key, arch, timings, LaunchConfig.of(winner), shared=shared)
+        seen = self._new_specialization(plan, autotuner, key, args, kwargs)
+        record = TuningRecord(plan.kernel, key, arch, timings, LaunchConfig.of(winner), shared, seen)
         self._callbacks.recorded(record)
+
+    @staticmethod
+    def _new_specialization(
+        plan: _Plan, autotuner: Any, key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Json:
+        """What the compiler sees of a launch; None if it has seen that for this key, or where it is not known."""
+        fine = plan.reader.specialization(args, kwargs)
+        if autotuner.fn is not jit_function(autotuner):
+            # Heuristics in between see the values themselves.
+            plain = [(name, value) for name, value in kwargs.items() if type(value) in (int, float)]
+            fine += (*(value for value in args if type(value) in (int, float)), *sorted(plain))
+        with plan.lock:
+            launches, texts = plan.specializations.setdefault(key.text, (set(), set()))
+            if fine in launches:
+                return None
+            launches.add(fine)
+        seen = launch_specialization(autotuner, args, kwargs)
+        if seen is None:
+            return None
+        text = identity(seen)
+        with plan.lock:
+            if text in texts:
+                return None
+            texts.add(text)
+        return seen
+
+    def _check_specialization(
+        self, plan: _Plan, autotuner: Any, entry: _Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """A known key is launched as the compiler has not seen it yet: a start from a table needs to know of it."""
+        seen = self._new_specialization(plan, autotuner, entry.key, args, kwargs)
+        if seen is not None:
+            winner = LaunchConfig.of(entry.config)
+            record = TuningRecord(plan.kernel, entry.key, current_arch(), (), winner, shared=True, specialization=seen)
+            self._callbacks.recorded(record)
 
     def _check_unkeyed(self, plan: _Plan, entry: _Entry, args: tuple[Any, ...], kwargs: Any) -> None:
         """A ``constexpr`` that is not in the key has another value than when the key was timed: say so, once."""

@@ -16,7 +16,7 @@ from .._console import Console
 
 __all__ = ["COMMANDS", "Command", "load"]
 
-COMMANDS: tuple[str, ...] = ("list", "merge", "report", "show", "check", "demo")
+COMMANDS: tuple[str, ...] = ("list", "merge", "report", "show", "check", "warmup", "demo")
 """Names, in the order in which the help lists them."""
 
 
