@@ -26,6 +26,8 @@ NAMES = ("n", "flag", "word", "none", "scale")
 
 
 class Autotuner:
+    class_name = "fla.ops.utils.cache.CachedAutotuner"
+
     def __init__(self, kernel: str, key_names: tuple[str, ...] = NAMES, hooks: tuple[str, ...] = ()) -> None:
         self.kernel, self.key_names, self.hooks = kernel, key_names, hooks
 
@@ -54,7 +56,8 @@ def read(document: Any, tmp_path: Path, *, names: object = Autotuner("fla.ops.ke
 
 
 def kinds(losses: tuple[Loss, ...]) -> list[str]:
-    return [loss.kind for loss in losses]
+    """The kinds of losses, but for what FLA does not read: that has a test of its own."""
+    return [loss.kind for loss in losses if loss.kind != "unread"]
 
 
 def test_a_file_becomes_exact_entries_and_a_wildcard(tmp_path: Path) -> None:
@@ -310,6 +313,22 @@ def test_a_shared_bare_name_is_said_even_where_one_kernel_is_written(tmp_path: P
     ]
     wild = table(entry(None, 16, "fla.a.kernel"), entry(None, 32, "fla.b.kernel"))
     assert written([wild], tmp_path / "b", mode="full") == ([], ["evidence", "shared_name", "wildcard"])
+
+
+def test_autotuners_that_do_not_read_the_folder_are_said(tmp_path: Path) -> None:
+    def unread(*names: object) -> list[str]:
+        done = interop.write("fla", [table(entry(Key.of({"n": 1})))], tmp_path, names=names)
+        return [str(loss) for loss in done.losses if loss.kind == "unread"]
+
+    reader = Autotuner("fla.ops.kernel")
+    assert unread(reader) == []
+    (message,) = unread()
+    assert message.startswith(f"{tmp_path}: whether the autotuner of fla.ops.kernel reads the folder is not known")
+    plain = Autotuner("fla.ops.kernel")
+    plain.class_name = "triton.runtime.autotuner.Autotuner"
+    (message,) = unread(plain)
+    assert message.startswith("fla.ops.kernel: its autotuner (triton.runtime.autotuner.Autotuner) does not read")
+    assert "configure_fla_cache_autotune() before its import" in message
 
 
 def test_denied_configs_and_device_are_said(tmp_path: Path) -> None:

@@ -284,6 +284,8 @@ def manifest(*keys: Key, kernel: str = "pkg.a.k") -> Any:
 
 
 class Autotuner:
+    class_name = "triton.runtime.autotuner.Autotuner"
+
     def __init__(self, kernel: str, *key_names: str, hooks: tuple[str, ...] = ()) -> None:
         self.kernel, self.key_names, self.hooks = kernel, key_names, hooks
 

@@ -54,6 +54,7 @@ class Autotuner:
     kernel = "pkg.m.kernel"
     key_names = ("n", "flag")
     hooks = ()
+    class_name = "triton.runtime.autotuner.Autotuner"
 
 
 def put(folder: Path, content: Any = FILE, name: str = "kernel.autotune.json", hash_: str = "ABC") -> Path:
@@ -343,6 +344,7 @@ def test_files_that_triton_wrote_are_read_and_written_again(tmp_path: Path) -> N
         kernel = "cache_kernels.plain"
         key_names = ("n", "flag")
         hooks = ()
+        class_name = "triton.runtime.autotuner.Autotuner"
 
     found = read(tmp_path / "theirs", Known())
     assert [len(one.records[0].timings) for one in found.journals] == [6, 6, 6]

@@ -44,6 +44,10 @@ class AutotunerLike(Protocol):
     def hooks(self) -> tuple[str, ...]:
         """``config.pre_hook`` and others."""
 
+    @property
+    def class_name(self) -> str:
+        """Qualified name of its class."""
+
 
 class KnownKernels:
     """See the module's docstring; made by :func:`known_kernels`."""
@@ -57,6 +61,8 @@ class KnownKernels:
         self._signatures: dict[tuple[str, frozenset[str]], tuple[str, ...]] = {}
         self.hooks: dict[str, tuple[str, ...]] = {}
         """Hooks of the kernels of which they are known."""
+        self.classes: dict[str, str] = {}
+        """Qualified names of the classes of autotuners, of the kernels of which they are known."""
 
     # -- taking in --
 
@@ -87,6 +93,7 @@ class KnownKernels:
         elif isinstance(source, AutotunerLike):
             self._add_name(source.kernel, source.key_names)
             self.hooks[source.kernel] = tuple(source.hooks)
+            self.classes[source.kernel] = source.class_name
         elif isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
             for item in source:
                 self.add(item)
@@ -139,6 +146,7 @@ class KnownKernels:
             self._orders.setdefault(tensors, set()).update(orders)
         self._signatures.update(other._signatures)
         self.hooks.update(other.hooks)
+        self.classes.update(other.classes)
 
     # -- asking --
 

@@ -22,6 +22,10 @@ folder; writing takes one to say what FLA will not use of what is written.
 
 The files know bare names, of which twelve stand for several kernels of FLA itself. Reading such a file needs to be told
 which one is meant; writing two kernels into one file is noted, as FLA would serve each with the entries of both.
+
+Only autotuners of FLA's own class read the folder: those under ``fla_cache_autotune`` (62 in fla-core 0.6.0), and those
+under ``triton.autotune`` (199 there) if ``configure_fla_cache_autotune()`` was called before their import. What is
+written for another kernel is noted as not read; so is what could not be looked at, for want of an inventory.
 """
 
 from __future__ import annotations
@@ -59,6 +63,7 @@ FlaMode = Literal["disabled", "strict", "fuzzy", "full", "default", "always"]
 
 _MEMBERS = ("autotune_entries", "default_config", "triton_version", "kernel_name")
 _SYSTEM = "FLA"
+_CLASS = "fla.ops.utils.cache.CachedAutotuner"
 
 
 def _check_mode(mode: str) -> None:
@@ -233,6 +238,7 @@ def write(
     for table in tables:
         for entry in table.entries:
             by_name.setdefault(Kernel(entry.kernel).bare_name, []).append((table, entry))
+    _note_unread({entry.kernel for table in tables for entry in table.entries}, known, os.fspath(folder), losses)
     files = []
     for bare, rows in sorted(by_name.items()):
         if not NAME.fullmatch(bare):
@@ -244,6 +250,24 @@ def write(
             data = (json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False) + "\n").encode()
             files.append(write_bytes(Path(folder) / f"{bare}.json", data))
     return Exported(tuple(files), losses.all())
+
+
+def _note_unread(kernels: Iterable[str], known: KnownKernels, folder: str, losses: Losses) -> None:
+    then = "call fla.ops.utils.cache.configure_fla_cache_autotune() before its import where the folder is to be read"
+    unknown = []
+    for kernel in sorted(kernels):
+        found = known.classes.get(kernel)
+        if found is None:
+            unknown.append(kernel)
+        elif found != _CLASS:
+            losses.add("unread", kernel, f"its autotuner ({found}) does not read FLA's folder: {then}")
+    if unknown:
+        count = f"{len(unknown)} kernels" if len(unknown) > 1 else unknown[0]
+        losses.add(
+            "unread",
+            folder,
+            f"whether the autotuner of {count} reads the folder is not known: give the installed package; else {then}",
+        )
 
 
 class _File:
