@@ -48,7 +48,8 @@ class _Events:
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Compare ranks where it is due; batches that are accumulated into one step count once."""
-        self.hook.after_step(trainer.global_step)
+        if trainer.global_step:  # 0 until the first step is complete
+            self.hook.after_step(trainer.global_step)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Put the choices of all ranks into the checkpoint."""
