@@ -19,6 +19,7 @@ from recordings import record
 import tuning
 from tuning import cli, errors
 from tuning.arguments import DETERMINISTIC_FLAG, add_arguments, policy_from_args, policy_from_mapping
+from tuning.callbacks.loops import CHOICES_FILE, STATE_KEY
 from tuning.journal import JournalWriter
 from tuning.policy import UNAVAILABLE, policy_fields
 from tuning.spec import Environment, Key
@@ -199,8 +200,57 @@ def test_the_pinned_block_runs_and_times_nothing(tmp_path: Path):
     assert "cheapest" in choice
 
 
+def test_the_resumable_loop_runs_and_resumes(tmp_path: Path):
+    for _ in range(2):
+        run_block(blocks("python")[2], cwd=tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["triton_tuning.json"]
+
+
+FAKE_TORCHTITAN = """
+from types import ModuleType
+
+class Trainer:
+    class Config: pass
+    def __init__(self, config): self.step = 0
+    def train_step(self, data_iterator): self.step += 1; train_step()
+    def state_dict(self): return {"step": self.step}
+    def load_state_dict(self, state): self.step = state["step"]
+    def close(self): pass
+
+sys.modules["torchtitan"] = ModuleType("torchtitan")
+sys.modules["torchtitan.trainer"] = ModuleType("torchtitan.trainer")
+sys.modules["torchtitan.trainer"].Trainer = Trainer
+kernel.__module__ = "fla.ops.stub"
+"""
+RUN_TORCHTITAN = """
+first = PinnedTrainer(None)
+first.train_step(None)
+state = first.state_dict()
+first.close()
+second = PinnedTrainer(None)
+second.load_state_dict(state)
+second.train_step(None)
+print(second.step, tuning.choices()[0].detail.partition(";")[0])
+second.close()
+print(tuning.active_policy())
+"""
+
+
+def test_the_trainer_of_torchtitan_resumes(tmp_path: Path):
+    printed = run_block(FAKE_TORCHTITAN + blocks("python")[3] + RUN_TORCHTITAN, cwd=tmp_path)
+    assert printed.splitlines() == ["2 resumed from a checkpoint", "None"]
+
+
+def test_the_callbacks_and_their_keys_are_named_as_they_are():
+    for module in ("hf", "lightning"):
+        assert f"`tuning.callbacks.{module}.TuningCallback(policy)`" in README
+        assert (ROOT / "tuning" / "callbacks" / f"{module}.py").exists()
+    assert f"`{CHOICES_FILE}` in the checkpoint's folder" in README
+    assert f"under `{STATE_KEY}`" in README
+
+
 def test_every_python_block_is_run_above():
-    assert len(blocks("python")) == 2
+    assert len(blocks("python")) == 4
 
 
 def test_the_yaml_section_is_the_policy_of_the_python_block():
@@ -214,7 +264,7 @@ def test_the_yaml_section_is_the_policy_of_the_python_block():
 def test_every_public_name_that_is_mentioned_exists():
     mentioned = set(re.findall(r"\btuning\.([A-Za-z]\w*)", re.sub(r"\S*\.(?:json|md)\b", "", README)))
     assert mentioned
-    assert mentioned <= set(tuning.__all__)
+    assert mentioned - {"callbacks"} <= set(tuning.__all__)
 
 
 # --- tables and figures -----------------------------------------------------------------------------------------------
