@@ -16,7 +16,21 @@ from .._console import Console
 
 __all__ = ["COMMANDS", "Command", "load"]
 
-COMMANDS: tuple[str, ...] = ("list", "merge", "report", "show", "check", "warmup", "demo")
+COMMANDS: tuple[str, ...] = (
+    "list",
+    "merge",
+    "report",
+    "show",
+    "check",
+    "diff",
+    "freeze",
+    "import",
+    "export",
+    "warmup",
+    "doctor",
+    "compare-checkpoints",
+    "demo",
+)
 """Names, in the order in which the help lists them."""
 
 
@@ -34,4 +48,5 @@ class Command(Protocol):
 
 def load(name: str) -> Command:
     """The module of a command."""
-    return cast(Command, importlib.import_module(f"{__name__}.{name}"))
+    module = "import_" if name == "import" else name.replace("-", "_")  # the one that Python keeps for itself
+    return cast(Command, importlib.import_module(f"{__name__}.{module}"))

@@ -1,0 +1,112 @@
+"""The commands that compare, freeze, convert and diagnose: exit codes, JSON, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuning.cli import main
+
+TABLES = Path(__file__).parents[2] / "tables"
+JOURNALS = Path(__file__).parents[2] / "bench" / "data" / "journals"
+
+
+def document(capsys: Any, *argv: str) -> tuple[int, Any]:
+    code = main([*argv, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_diff_of_a_table_with_itself_is_no_change(capsys):
+    path = str(TABLES / "sm100" / "mamba_ssm.json")
+    assert main(["diff", path, path]) == 0
+    assert capsys.readouterr().out.strip() == "no change"
+
+
+def test_diff_names_a_changed_config_and_exits_with_1(capsys, tmp_path):
+    folder = tmp_path / "sm100"
+    folder.mkdir()
+    text = (TABLES / "sm100" / "mamba_ssm.json").read_text()
+    assert text.count('"BLOCK_SIZE_H": 8}') > 0
+    (folder / "mamba_ssm.json").write_text(text.replace('"BLOCK_SIZE_H": 8}', '"BLOCK_SIZE_H": 16}', 1))
+    code, found = document(capsys, "diff", str(TABLES / "sm100" / "mamba_ssm.json"), str(folder / "mamba_ssm.json"))
+    assert code == 1
+    assert [(change["what"], "BLOCK_SIZE_H" in change["after"]) for change in found["changes"]] == [("config", True)]
+
+
+def test_diff_of_what_is_not_there_is_one_line(capsys):
+    assert main(["diff", "no/such/table.json", "no/other.json"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("triton-tuning: error: ")
+    assert error.count("\n") == 1
+
+
+def test_doctor_exits_with_1_when_something_would_be_refused(capsys, monkeypatch):
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"):
+        monkeypatch.delenv(name, raising=False)
+    assert document(capsys, "doctor")[0] == 0
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    code, found = document(capsys, "doctor")
+    assert code == 1
+    assert "NCCL_ALGO" in json.dumps(found)
+    assert main(["doctor", "--attention-backend", "sage"]) == 1
+    assert "refused" in capsys.readouterr().out
+
+
+def test_compare_checkpoints_tells_equal_from_different(capsys, tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.zeros(4)}, tmp_path / "a.pt")
+    shutil.copy(tmp_path / "a.pt", tmp_path / "b.pt")
+    torch.save({"w": torch.tensor([0.0, -0.0, 0.0, 0.0])}, tmp_path / "c.pt")
+    assert document(capsys, "compare-checkpoints", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))[0] == 0
+    assert document(capsys, "compare-checkpoints", str(tmp_path / "a.pt"), str(tmp_path / "c.pt"))[0] == 1
+    (tmp_path / "ranges.json").write_text('{"w": [[0, "x"]]}')
+    argv = ["compare-checkpoints", str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]
+    assert main([*argv, "--trained", str(tmp_path / "ranges.json")]) == 2
+    assert "expected a JSON object" in capsys.readouterr().err
+
+
+def test_export_and_import_of_megatron_tables(capsys, tmp_path):
+    code, out = document(capsys, "export", "--format", "megatron", str(TABLES), "-o", str(tmp_path / "theirs"))
+    assert code == 1, "evidence has no place there, and that is said"
+    assert {loss["kind"] for loss in out["losses"]}
+    written = [Path(path).name for path in out["files"]]
+    assert {"sm100.json", "sm103.json"} <= set(written)
+    code, back = document(capsys, "import", "--format", "megatron", *out["files"], "-o", str(tmp_path / "ours"))
+    assert {Path(path).parent.name for path in back["files"]} >= {"sm100", "sm103"}
+    assert main(["import", "--format", "fla", str(tmp_path), "-o", str(tmp_path / "x")]) == 1
+    assert "arch" in capsys.readouterr().err
+
+
+def test_freeze_makes_a_table_of_a_manifest(capsys, tmp_path):
+    from stub_kernels import FakeTensor, autotuner, configs, launch
+
+    import tuning
+
+    manifest = tmp_path / "manifest.json"
+    policy = tuning.AutotunePolicy(mode="pinned", modules=("stub_kernels",), manifest_path=str(manifest))
+    tuner = autotuner(configs(64, 16, 32))
+    with tuning.install(policy):
+        launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
+    code, found = document(capsys, "freeze", str(manifest), "-o", str(tmp_path / "tables"))
+    assert (code, found["conflicts"]) == (0, [])
+    frozen = tuning.AutotunePolicy(
+        mode="pinned", modules=("stub_kernels",), table_path=(str(tmp_path / "tables"),), on_miss="error"
+    )
+    with tuning.install(frozen):
+        launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
+        assert [choice.source for choice in tuning.choices()] == ["exact"]
+    assert [dict(config.kwargs)["BLOCK"] for config in tuner.fn.launches] == ["16", "16"]
+
+
+def test_freeze_of_a_run_without_choices_is_refused(capsys, tmp_path):
+    import tuning
+
+    manifest = tmp_path / "manifest.json"
+    with tuning.install(tuning.AutotunePolicy(mode="pinned", modules=("json",), manifest_path=str(manifest))):
+        pass
+    assert main(["freeze", str(manifest), "-o", str(tmp_path)]) == 1
+    assert "expected choices in the manifest" in capsys.readouterr().err

@@ -1,0 +1,55 @@
+"""Read another system's tuning files and write them as tables."""
+
+from __future__ import annotations
+
+import argparse
+
+from .._console import Console, counted
+from ._common import add_json, imports_elsewhere
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "another system's tuning files as tables"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to its parser."""
+    from ..interop import FORMATS
+
+    formats = [each.name for each in FORMATS.values() if each.reads]
+    parser.add_argument("--format", required=True, choices=formats, help="whose files they are")
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="files, or folders of them")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FOLDER", help="folder to write <arch>/<package>.json in"
+    )
+    parser.add_argument("--arch", metavar="ARCH", help="the arch that they are for, where the files do not say it")
+    parser.add_argument(
+        "--package",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="package whose autotuners say what bare kernel names and nameless keys mean; may be repeated",
+    )
+    add_json(parser)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Do it and return the exit code: 1 where something could not come along."""
+    from ..interop import read
+    from ..inventory import take_inventory
+    from ..tables import write_table
+
+    names = None
+    if options.package:
+        with imports_elsewhere():
+            names = take_inventory(options.package).autotuners
+    found = read(options.format, options.paths, arch=options.arch, names=names)
+    paths = [str(write_table(options.output, table)) for table in found.tables]
+    if options.json:
+        console.json({"version": 1, "files": paths, "losses": [loss.to_json() for loss in found.losses]})
+        return int(bool(found.losses))
+    for path, table in zip(paths, found.tables, strict=True):
+        console.line(f"{path}: {counted(len(table.entries), 'entry')}")
+    for loss in found.losses:
+        console.text(f"not carried: {loss}", hanging=2, style="yellow")
+    return int(bool(found.losses))
