@@ -105,7 +105,7 @@ class KeyFacts:
         spread: how far apart the best candidate's 20th percentile and median are, as a fraction of the median.
         confidence: how sure the choice is.
         stability: the fraction of merges with a part of the recordings left out that choose the same; None with fewer
-            than two recordings.
+            than two recordings, or where nothing was timed.
         alternatives: what those merges choose that do not choose the same.
         kept: whether a table given to the merge decided among tied candidates.
         shared: whether all recordings are timings of an equal key of another type.

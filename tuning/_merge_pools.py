@@ -3,6 +3,11 @@
 A merge of thousands of rank files holds millions of timings, so they are kept in arrays of doubles (24 bytes for each
 candidate of each recording) and the records that they came from are let go. Recordings come in with the same candidates
 in the same order nearly always: those are appended to one block, row by row, and the columns are cut out at the end.
+
+**Records without timings.** One with a note is a warning about a key that was timed before: its note is kept, and it is
+neither a recording nor a vote. One without is a recording if its journal timed nothing for that key: pruning left one
+candidate, and Triton from 3.8 on launches it untimed. Otherwise it says how else the key was launched, and counts for
+nothing. Which of them is which must not depend on the order of records, so it is settled at the end.
 """
 
 from __future__ import annotations
@@ -105,7 +110,7 @@ class Pool:
     """
 
     __slots__ = (
-        "_blocks", "_configs", "_errors", "_index", "_known",
+        "_blocks", "_configs", "_errors", "_index", "_known", "_untimed",
         "columns", "key", "notes", "shared", "sources", "winners",
     )  # fmt: skip
 
@@ -120,6 +125,8 @@ class Pool:
         self._configs: list[LaunchConfig] = []
         self._errors: dict[int, set[str]] = {}
         self._index: dict[LaunchConfig, int] = {}
+        # Journal and winner of the records without timings, and whether all such records are of an equal key.
+        self._untimed: dict[tuple[int, LaunchConfig], bool] = {}
         # Hashing configs costs more than all else that is done to timings, and a reader gives equal identities of
         # different files as one object: known by the object, which is kept alive here.
         self._known: dict[int, _Place] = {}
@@ -127,6 +134,14 @@ class Pool:
     def add(self, measurement: Measurement, source: int) -> None:
         """Add one recording, made by the journal with index ``source``."""
         identity, times = measurement.identity, measurement.times
+        if measurement.note:
+            self.notes.add(measurement.note)
+        if not times:
+            if not measurement.note:
+                self._choose_key(identity.key)
+                name = (source, identity.configs[measurement.winner])
+                self._untimed[name] = self._untimed.get(name, True) and measurement.shared
+            return
         known = self._known.get(id(identity))
         layout, block, places = (known or self._place(identity, len(times)))[1:]
         # Triton's benchmarker gives median, 20th and 80th percentile. Another one may give the median alone.
@@ -142,24 +157,23 @@ class Pool:
                     reason = measurement.errors.get(index, "failed")
                     self._errors.setdefault(layout[index], set()).add(reason)
         self.shared += measurement.shared
-        if measurement.note:
-            self.notes.add(measurement.note)
 
     def _place(self, identity: Identity, tried: int) -> _Place:
         """Where the timings of this identity go."""
         self._choose_key(identity.key)
-        places = []
-        for config in identity.configs:
-            at = self._index.setdefault(config, len(self._configs))
-            if at == len(self._configs):
-                self._configs.append(config)
-            places.append(at)
+        places = [self._column_of(config) for config in identity.configs]
         layout = tuple(places[:tried])
         place = (identity, layout, self._blocks.setdefault(layout, _Block()), tuple(places))
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known[id(identity)] = place
         return place
+
+    def _column_of(self, config: LaunchConfig) -> int:
+        at = self._index.setdefault(config, len(self._configs))
+        if at == len(self._configs):
+            self._configs.append(config)
+        return at
 
     def _choose_key(self, key: Key) -> None:
         # A call order is worth having: a record without one does not hide another's.
@@ -169,6 +183,7 @@ class Pool:
 
     def seal(self) -> None:
         """Cut the blocks into columns. Nothing can be added afterwards."""
+        self._add_untimed()
         blocks, self._blocks = self._blocks, {}
         for block in blocks.values():
             self.sources.extend(block.sources)
@@ -185,6 +200,20 @@ class Pool:
             columns.append(column)
         self.columns = tuple(columns)
         self._known.clear()
+
+    def _add_untimed(self) -> None:
+        if not self._untimed:
+            return
+        timed = {source for block in self._blocks.values() for source in block.sources}
+        block = _Block()
+        for (source, winner), shared in self._untimed.items():
+            if source not in timed:
+                block.sources.append(source)
+                block.winners.append(self._column_of(winner))
+                self.shared += shared
+        self._untimed.clear()
+        if block.sources:
+            self._blocks[()] = block
 
     def contents(self) -> list[tuple[float, ...]]:
         """For each recording all that it holds, to be compared: recordings with equal contents are interchangeable."""

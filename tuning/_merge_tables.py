@@ -70,7 +70,7 @@ def _milliseconds(value: float) -> float:
 def _evidence(facts: KeyFacts, date: str, rule: str) -> dict[str, Json]:
     chosen, second = facts.chosen, facts.runner_up
     evidence: dict[str, Json] = {
-        "measured": True,
+        "measured": bool(chosen and chosen.timed),
         "ranks": len(facts.ranks),
         "hosts": len(facts.hosts),
         "devices": list(facts.devices),
@@ -80,7 +80,7 @@ def _evidence(facts: KeyFacts, date: str, rule: str) -> dict[str, Json]:
         "tied": len(facts.near_ties),
         "confidence": facts.confidence,
         "rule": rule,
-        "best_ms": _milliseconds(chosen.median_ms) if chosen else 0.0,
+        "best_ms": _milliseconds(chosen.median_ms) if chosen and chosen.timed else 0.0,
         "runner_up_ms": _milliseconds(second.median_ms) if second else None,
     }
     worst, median = facts.worst_regret(), facts.median_regret()
@@ -88,8 +88,9 @@ def _evidence(facts: KeyFacts, date: str, rule: str) -> dict[str, Json]:
         evidence["regret"] = {"median": round(median, 4), "worst": round(worst, 4)}
     if facts.shared:
         evidence["shared"] = True
-    if facts.notes:
-        evidence["note"] = "; ".join(facts.notes)
+    notes = facts.notes if evidence["measured"] else ("the only candidate that pruning left, not timed", *facts.notes)
+    if notes:
+        evidence["note"] = "; ".join(notes)
     if date:
         evidence["date"] = date
     return evidence
@@ -196,8 +197,11 @@ def collect_notes(keys: Sequence[KeyFacts], environments: Environments, in_force
                 notes.add(f"{arch}, {package}: timings of several {what} were pooled: {', '.join(sorted(values))}")
     for facts in keys:
         if facts.choice is None:
-            notes.add(
-                f"{facts.arch}, {facts.kernel.qualified_name} {facts.key}: no entry, "
-                "for no candidate was timed without a failure in another recording"
+            tried = any(item.timed or item.failed for item in facts.candidates)
+            why = (
+                "no candidate was timed without a failure in another recording"
+                if tried or not facts.disagrees
+                else "no candidate was timed, and the recordings launched different ones"
             )
+            notes.add(f"{facts.arch}, {facts.kernel.qualified_name} {facts.key}: no entry, for {why}")
     return tuple(sorted(notes))

@@ -13,6 +13,9 @@ luckiest clock. The median over recordings is not moved by a slow GPU, a busy ho
 each recording that tried it goes into the table's denied list. If no candidate is left there is no entry and nothing is
 denied: then the fault is hardly the candidates'.
 
+**Nothing to time.** Where pruning leaves one candidate, Triton from 3.8 on launches it without timing it. If all
+recordings of a key are such and name one winner, that is the choice; if they name several, there is none.
+
 **Near ties.** Every candidate is tied whose statistic is within ``tolerance`` plus the measured spread of the best one;
 the spread is the median over recordings of (median - 20th percentile) / median of the best candidate, at most
 ``spread_limit``. Among tied candidates the fixed rule ``tie_break`` decides, by default :func:`largest_first`: the
@@ -162,6 +165,7 @@ def merge(
     keys = tuple(
         _decide(rules, Kernel(kernel, hashes.get((found, kernel))), found, pool, gathered.origins)
         for (found, kernel, _), pool in sorted(gathered.pools.items(), key=lambda item: item[0])
+        if pool.sources  # warnings alone are no recording
     )
     return MergeResult(
         build_tables(keys, gathered.environments, kept, rules.in_force, rule, date),
@@ -288,12 +292,22 @@ def _pick(rules: _Rules, pool: Pool, standing: _Standing, rows: Sequence[int] | 
     return min(wanted, key=lambda at: rules.tie_break(pool.columns[at].config), default=None)
 
 
+def _only_survivor(rules: _Rules, arch: str, kernel: str, pool: Pool) -> int | None:
+    """The one config that all recordings launched without timing or failing anything."""
+    if len(pool.columns) != 1 or pool.columns[0].timed or pool.columns[0].failed:
+        return None
+    return None if rules.in_force.is_denied(arch, kernel, pool.key, pool.columns[0].config) else 0
+
+
 def _decide(
     rules: _Rules, kernel: Kernel, arch: str, pool: Pool, origins: Sequence[tuple[str, Environment]]
 ) -> KeyFacts:
     eligible = _eligible(rules, arch, kernel.qualified_name, pool)
     standing = _stand(rules, pool, eligible)
     at = _pick(rules, pool, standing)
+    stability, alternatives = _stability(rules, pool, eligible, at)
+    if at is None:
+        at = _only_survivor(rules, arch, kernel.qualified_name, pool)
     kept = False
     choice = None if at is None else pool.columns[at].config
     if choice is not None and rules.rule == "pooled":
@@ -301,7 +315,6 @@ def _decide(
         tied = {pool.columns[tie].config for tie in standing.tied}
         if incumbent != choice and incumbent in tied:
             choice, kept = incumbent, True
-    stability, alternatives = _stability(rules, pool, eligible, at)
     recordings = len(pool.sources)
     confidence: Confidence = "clear"
     if choice is None:

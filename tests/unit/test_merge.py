@@ -35,6 +35,11 @@ def merged(*runs: Mapping[Any, Any], **options: Any) -> KeyFacts:
     return facts
 
 
+def only(result: MergeResult) -> KeyFacts:
+    (facts,) = result.keys
+    return facts
+
+
 def picks(result: MergeResult) -> dict[tuple[str, str, str], LaunchConfig | None]:
     return {(facts.arch, facts.kernel.qualified_name, facts.key.text): facts.choice for facts in result.keys}
 
@@ -208,6 +213,64 @@ def test_majority_is_the_plain_vote() -> None:
     assert merged(*runs, {16: None, 32: 1.0}, rule="majority").choice == B
     assert merged({16: 1.0, 32: 5.0}, {16: 5.0, 32: 1.0}, rule="majority").choice == B
     assert merged({16: 1.0, 32: 5.0, 64: 7.0}, {16: None, 32: None, 64: 1.0}, rule="majority").choice == C
+
+
+def test_a_warning_is_neither_a_recording_nor_a_vote() -> None:
+    # Ranks 1 and 2 find 64 faster. Rank 0 finds 128 faster, and warns of an argument that is not in the key.
+    first = record({64: 1.5, 128: 1.0})
+    warning = record({}, winner=128, shared=True, note="argument 'N' is not in the key")
+    others = [journal(record({64: 1.0, 128: 1.5}), rank=rank) for rank in (1, 2)]
+    for mine in (journal(first, warning), journal(warning, first)):
+        facts = only(merge([mine, *others], rule="majority"))
+        assert facts.choice == config(64)
+        assert facts.winners == ((config(64), 2), (config(128), 1))
+        assert facts.recordings_count == 3
+        assert facts.notes == ("argument 'N' is not in the key",)
+        assert not facts.shared
+
+
+def test_a_launch_that_the_compiler_sees_otherwise_is_no_vote() -> None:
+    again = record({}, winner=128, shared=True, specialization={"seen": 1})
+    others = [journal(record({64: 1.0, 128: 1.5}), rank=rank) for rank in (1, 2)]
+    facts = only(merge([journal(record({64: 1.5, 128: 1.0}), again), *others], rule="majority"))
+    assert (facts.choice, facts.recordings_count) == (config(64), 3)
+
+
+def test_warnings_alone_give_nothing() -> None:
+    result = merge([journal(record({}, winner=64, shared=True, note="a warning"))])
+    assert (result.keys, result.tables) == ((), ())
+
+
+@pytest.mark.parametrize("rule", ["pooled", "majority"])
+def test_the_only_candidate_that_pruning_left_is_chosen_though_nothing_was_timed(rule: Any) -> None:
+    journals = [journal(record({}, winner=64), rank=rank) for rank in range(3)]
+    result = merge(journals, rule=rule)
+    facts = only(result)
+    assert (facts.choice, facts.agreement, facts.confidence, facts.stability) == (config(64), 3, "clear", None)
+    ((entry,),) = [table.entries for table in result.tables]
+    assert entry.config == config(64)
+    assert entry.evidence["measured"] is False
+    assert entry.evidence["best_ms"] == 0.0
+    assert entry.evidence["note"] == "the only candidate that pruning left, not timed"
+    table_bytes(result.tables[0])  # finite numbers alone
+    assert result.notes == ()
+
+
+def test_untimed_recordings_that_launched_different_candidates_choose_none() -> None:
+    result = merge([journal(record({}, winner=64)), journal(record({}, winner=128), rank=1)])
+    assert only(result).choice is None
+    assert result.notes[0].endswith("no candidate was timed, and the recordings launched different ones")
+
+
+def test_an_untimed_survivor_that_a_table_denies_is_not_chosen() -> None:
+    denied = Denied("pkg.module.kernel", config(64), None, "wrong result", "a person")
+    table = TableFile("sm90", "pkg", "", "", "", (), (denied,))
+    assert only(merge([journal(record({}, winner=64))], tables=[table])).choice is None
+
+
+def test_timings_count_before_an_untimed_survivor_elsewhere() -> None:
+    facts = only(merge([journal(record({64: 1.0, 128: 2.0})), journal(record({}, winner=128), rank=1)]))
+    assert (facts.choice, facts.recordings_count) == (config(64), 2)
 
 
 def test_an_unknown_rule_or_a_wrong_number_is_said() -> None:
