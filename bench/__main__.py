@@ -13,6 +13,7 @@ CASES = {
     "nccl": "several ranks: recorded at once and pinned, stock, chaos, and the cost of a check (GPUs, or a stub)",
     "launch": "host cost of a pinned launch beside the bare JIT function and stock Triton (GPU, or a stub anywhere)",
     "ssd": "record, merge and pin Mamba-2's SSD step in fresh processes, beside stock Triton (GPU)",
+    "warmup": "the first step of Mamba-2's SSD after a warmup, beside a full and an empty compile cache (GPU)",
     "verification_scale": "a check between ranks, simulated for up to 65,536 of them (CPU)",
 }
 

@@ -12,21 +12,30 @@ the real one, by its name, on the machine where they run.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import os
 import re
+import shutil
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import TuningError
 
-__all__ = ["SHARED_MEMORY", "Compiled", "build_launcher", "compile_config", "compile_for", "vendor"]
+__all__ = [
+    "SHARED_MEMORY",
+    "Compiled",
+    "build_driver_module",
+    "build_launcher",
+    "compile_config",
+    "compile_for",
+    "vendor",
+]
 
 SHARED_MEMORY: Mapping[str, int] = {
     **dict.fromkeys(("sm80", "sm87"), 163 << 10),
@@ -142,32 +151,48 @@ def compile_config(autotuner: Any, config: Any, args: tuple[Any, ...], kwargs: M
     return Compiled(str(kernel.hash), seconds, cached, int(kernel.metadata.shared), kernel)
 
 
+def build_driver_module(arch: str) -> None:
+    """Build the C module for the driver's calls, which the first launch of a process needs, into the same cache.
+
+    Raises:
+        Exception: whatever the C compiler or Triton raise where it cannot be built.
+    """
+    if vendor(arch) == "cuda":
+        from triton.backends.nvidia import driver as nvidia
+
+        _build(nvidia.CudaUtils)
+
+
 def build_launcher(compiled: Compiled, arch: str) -> None:
     """Build the C modules that the first launch of a compiled candidate would build, into the same cache.
 
     Raises:
-        Exception: whatever the C compiler or Triton raise where they cannot be built.
+        Exception: as for :func:`build_driver_module`.
     """
     if vendor(arch) != "cuda":
-        return  # AMD's links against the runtime of the machine at hand
+        return  # AMD's link against the runtime of the machine at hand
     from triton.backends.nvidia import driver as nvidia
 
+    build_driver_module(arch)
+    if hasattr(nvidia, "make_launcher"):  # from 3.7 on one launcher, which is part of the above, serves all
+        _build(lambda: nvidia.CudaLauncher(compiled.kernel.src, compiled.kernel.metadata))
+
+
+def _build(make: Callable[[], object]) -> None:
     stand_in = _stand_in_for_libcuda()
-    flags = sys.getdlopenflags()
-    if stand_in:
-        # Triton loads what it has built. Here that can find no function of CUDA's, and none is called.
-        sys.setdlopenflags(os.RTLD_LAZY)
     try:
-        nvidia.CudaUtils()
-        if hasattr(nvidia, "make_launcher"):  # from 3.7 on one launcher, which is part of the above, serves all
-            nvidia.CudaLauncher(compiled.kernel.src, compiled.kernel.metadata)
-    finally:
-        sys.setdlopenflags(flags)
+        make()
+    except ImportError:
+        # Triton loads what it has built and put into the cache. Without CUDA's library it cannot be loaded here.
+        if not stand_in:
+            raise
 
 
 @functools.lru_cache(maxsize=1)
 def _stand_in_for_libcuda() -> bool:
-    """Whether an empty library had to take the place of ``libcuda.so.1``."""
+    """Whether an empty library has to take the place of ``libcuda.so.1`` when something is linked against it."""
+    if os.environ.get("TRITON_LIBCUDA_PATH"):
+        return False
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -175,19 +200,11 @@ def _stand_in_for_libcuda() -> bool:
     else:
         return False
     folder = Path(tempfile.mkdtemp(prefix="triton-tuning-libcuda-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "libcuda.so.1"
     compiler = os.environ.get("CC") or "cc"
     command = [compiler, "-shared", "-x", "c", os.devnull, "-o", str(library), "-Wl,-soname,libcuda.so.1"]
     subprocess.run(command, check=True, capture_output=True)
     (folder / "libcuda.so").symlink_to(library.name)
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
-    _forget_later(folder)
     return True
-
-
-def _forget_later(folder: Path) -> None:
-    import atexit
-    import shutil
-
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -55,6 +55,7 @@ class Processes:
         self._error: BaseException | None = None
         self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
+        self._started = 0
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Compile all tasks.
@@ -95,7 +96,10 @@ class Processes:
                 return
             task: Task | None = None
             try:
-                _say(process, {**self._settings, "started": started})
+                with self._lock:
+                    self._started += 1
+                    first = self._started == 1
+                _say(process, {**self._settings, "started": started, "first": first})
                 while self._refusal is None and not self._stopped:
                     try:
                         task = queue.popleft()

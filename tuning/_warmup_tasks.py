@@ -55,7 +55,7 @@ class Warmed:
         config: the config, as text.
         source: the rule that chose it.
         hash: names the entry in Triton's compile cache.
-        seconds: what compiling took, importing the kernel not included.
+        seconds: what compiling took, its launcher included and importing the kernel not.
         cached: whether it was in the cache before.
         notes: what a reader should know, such as what a fallback replaced.
     """

@@ -6,18 +6,20 @@ is how two processes do not compile the same thing. What packages print goes to 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from ._autotuner_search import search
 from ._launch_specialization import heuristic_values, identity, stand_in_arguments
-from ._launch_target import SHARED_MEMORY, Compiled, build_launcher, compile_config, compile_for
+from ._launch_target import SHARED_MEMORY, Compiled, build_driver_module, build_launcher, compile_config, compile_for
 from ._package_walk import InventoryError, package_without_init
 from ._warmup_tasks import Failure, Task, Warmed
 from .errors import TuningError
@@ -78,14 +80,20 @@ class Compiler:
         arch: the target.
         policy: chooses.
         multiprocessors: of the device, where known.
+        build_driver: also build at once what is not a kernel's own.
     """
 
-    def __init__(self, arch: str, policy: AutotunePolicy, multiprocessors: int = 0) -> None:
+    def __init__(
+        self, arch: str, policy: AutotunePolicy, multiprocessors: int = 0, *, build_driver: bool = False
+    ) -> None:
         self.triton = supported_triton()
         self.arch = arch
         self.policy = policy
         self.tables = load_tables(arch, policy.table_path)
         compile_for(arch, multiprocessors=multiprocessors)
+        if build_driver:
+            # While packages are imported. One process does it; what goes wrong is met again, and said, at a launcher.
+            threading.Thread(target=_quietly, args=(build_driver_module, arch), daemon=True).start()
         self._resource_errors = resource_errors()
 
     def choose(self, task: Task) -> Chosen:
@@ -128,6 +136,7 @@ class Compiler:
             notes = list(chosen.notes)
             if reason:
                 notes.append(f"in place of {first.launch_config}, which cannot be launched: {reason}")
+            started = time.perf_counter()
             notes += self._launcher(compiled)
             return Warmed(
                 chosen.task.kernel.qualified_name,
@@ -135,7 +144,7 @@ class Compiler:
                 str(LaunchConfig.of(config)),
                 first.source,
                 compiled.hash,
-                compiled.seconds,
+                compiled.seconds + time.perf_counter() - started,
                 compiled.cached,
                 tuple(notes),
             )
@@ -168,6 +177,11 @@ class Chosen:
         return hashlib.sha256(json.dumps(text).encode()).hexdigest()
 
 
+def _quietly(function: Callable[[str], None], arch: str) -> None:
+    with contextlib.suppress(Exception):
+        function(arch)
+
+
 def _one_line(error: BaseException) -> str:
     if isinstance(error, TuningError):
         return " ".join(error.message.split())
@@ -193,7 +207,7 @@ def main() -> None:
         block_sizes=tuple((name, value) for name, value in settings["block_sizes"]),
     )
     try:
-        compiler = Compiler(settings["arch"], policy, settings["multiprocessors"])
+        compiler = Compiler(settings["arch"], policy, settings["multiprocessors"], build_driver=settings["first"])
     except Exception as error:
         answer({"refused": _one_line(error)})
         return
