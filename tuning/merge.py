@@ -45,7 +45,6 @@ but not when they were made, so there is no newest: two hashes of one kernel are
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +55,7 @@ from tuning._merge_pools import FAILED, Pool, median, quantile
 from tuning._merge_tables import TablesInForce, build_tables, collect_notes, entry_of
 from tuning.errors import JournalError, TuningError
 from tuning.journal import Journal, Scan
+from tuning.selection import static_cost
 from tuning.spec import Environment, Kernel, LaunchConfig
 from tuning.tables import TableFile
 
@@ -80,23 +80,18 @@ _SAMPLE = 64  # recordings looked at for that: beyond it a median of all moves l
 
 
 def largest_first(config: LaunchConfig) -> Any:
-    """Sort key: the largest footprint first, then the most warps, then the last in canonical order."""
-    footprint, warps = _footprint(config)
-    return (-footprint, -warps, _Reversed(config.order))
+    """Sort key: the largest footprint first, then the most warps, then the last in canonical order.
+
+    The footprint is :func:`tuning.selection.static_cost`'s, so the two orders of this library mean one thing by size.
+    """
+    cost = static_cost(config)
+    return (-cost.footprint, -cost.warps, _Reversed(config.order))
 
 
 def smallest_first(config: LaunchConfig) -> Any:
     """Sort key: the smallest footprint first, then the fewest warps, then canonical order."""
-    return (*_footprint(config), config.order)
-
-
-def _footprint(config: LaunchConfig) -> tuple[int, int]:
-    footprint = max(config.num_stages or 1, 1)
-    for _, text in config.kwargs:
-        value = json.loads(text)
-        if type(value) is int and value > 1:
-            footprint *= value
-    return footprint, config.num_warps or 0
+    cost = static_cost(config)
+    return (cost.footprint, cost.warps, config.order)
 
 
 class _Reversed:

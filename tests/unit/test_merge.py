@@ -130,6 +130,14 @@ def test_near_ties_do_not_depend_on_order_or_rank() -> None:
         assert facts.disagrees
 
 
+@pytest.mark.parametrize("name", ["GROUP_SIZE_M", "NUM_SMS", "SPLIT_K", "num_ctas"])
+def test_what_is_no_tile_does_not_make_a_candidate_large(name: str) -> None:
+    tiles = LaunchConfig.build({"BLOCK_M": 128, name: 1}, num_warps=4, num_stages=3)
+    counts = LaunchConfig.build({"BLOCK_M": 64, name: 8}, num_warps=4, num_stages=3)
+    assert merged({tiles: 1.0, counts: 1.0}).choice == tiles
+    assert min((tiles, counts), key=smallest_first) == counts
+
+
 def test_the_orders_tell_all_candidates_apart() -> None:
     candidates = [
         config(64), config(32, stages=6), config(64, warps=8), config(64, maxnreg=32), config(64, num_ctas=2),
