@@ -368,6 +368,7 @@ def test_the_figures_are_the_committed_ones():
         ],
         "first step, full compile cache": [between(stock), between(pinned[1:])],
     }
+    prose = " ".join(README.split())
     assert {run["benchmarks"] for run in stock} == {120}
     assert {run["benchmarks"] for run in pinned} == {0}
     for fact in (
@@ -376,14 +377,14 @@ def test_the_figures_are_the_committed_ones():
         f"torch {FIGURES['torch']}",
         f"{summary['keys']} tuning keys",
     ):
-        assert fact in README
-    assert f"mamba_ssm {FIGURES['mamba_ssm'].split()[0]}" in README
+        assert fact in prose
+    assert f"mamba_ssm {FIGURES['mamba_ssm'].split()[0]}" in prose
 
 
 def test_the_time_that_a_check_waits_is_the_one_said():
-    assert f"`AbsentRankError` after {DEFAULT_TIMEOUT_SECONDS:g} s" in README
+    assert f"`AbsentRankError` after {DEFAULT_TIMEOUT_SECONDS:g} s" in " ".join(README.split())
 
 
 def test_tables_that_ship_are_the_ones_named():
-    named = set(re.findall(r"Tables for (.*?) come with", README)[0].replace("`", "").split(" and "))
+    named = set(re.findall(r"Tables for (.*?) come with", " ".join(README.split()))[0].replace("`", "").split(" and "))
     assert named == {path.parent.name for path in (ROOT / "tables").glob("*/*.json")}
