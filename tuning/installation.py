@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .errors import PolicyError, TuningError
+from .errors import DeterminismError, PolicyError, TuningError
 from .interception import AutotunerFacts, Interception, Treatment, current_arch, device_facts
 from .journal import JournalWriter
 from .manifest import AutotunerState, AutotunerUse, Launch, Manifest, TableUse, build_manifest, write_manifest
@@ -30,7 +30,7 @@ from .policy import AutotunePolicy
 from .resumption import CarriedChoices, gather_choices
 from .selection import Decision, Notice, decide
 from .spec import Choice, Environment, Json, Kernel, Key, TuningRecord
-from .tables import TableFile, Tables, load_tables, table_bytes
+from .tables import TableFile, Tables, archs_in, load_tables, table_bytes
 from .verification import DEFAULT_TIMEOUT_SECONDS, Launched, TorchCommunicator, Verifier
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ __all__ = [
     "active_policy",
     "benchmarks_run",
     "choices",
+    "deterministic_mode",
     "install",
     "load_state_dict",
     "maybe_verify_choices",
@@ -57,20 +58,29 @@ _lock = threading.RLock()
 _current: Installation | None = None
 
 
+def _group() -> Any:
+    """``torch.distributed`` where this process has an initialised process group, else None."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed
+
+
 def process_rank() -> int:
     """Rank of this process: from a launcher's ``RANK``, else from an initialised process group, else 0."""
     text = os.environ.get("RANK", "")
     if text.isdecimal():
         return int(text)
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    return 0
+    distributed = _group()
+    return 0 if distributed is None else int(distributed.get_rank())
 
 
 def _world_size() -> int:
     text = os.environ.get("WORLD_SIZE", "")
-    return int(text) if text.isdecimal() and int(text) > 0 else 1
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    distributed = _group()
+    return 1 if distributed is None else int(distributed.get_world_size())
 
 
 def _version(distribution: str) -> str:
@@ -98,7 +108,7 @@ def _triton_version() -> str:
 def _compilers() -> dict[str, str]:
     torch = sys.modules.get("torch")
     cuda = getattr(getattr(torch, "version", None), "cuda", None)
-    return {"triton": _version("triton"), **({"cuda": str(cuda)} if cuda else {})}
+    return {"triton": _triton_version(), **({"cuda": str(cuda)} if cuda else {})}
 
 
 class _Session:
@@ -107,6 +117,10 @@ class _Session:
     def __init__(self, policy: AutotunePolicy, mode: str) -> None:
         self.policy = policy
         self.mode = mode
+        # Now: tables of the running arch are read at the first launch, when the working folder may be another.
+        self.table_path = tuple(os.path.abspath(folder) for folder in policy.table_path)
+        self.triton = _triton_version()
+        self._place = (process_rank(), _world_size())
         self.lock = threading.RLock()
         self.choices: list[Choice] = []
         self.benchmarks: dict[str, int] = {}
@@ -122,19 +136,23 @@ class _Session:
 
     def preload(self) -> None:
         """Read every table of the user's folders, so that a malformed one is found before anything changes."""
-        for folder in self.policy.table_path:
-            arches = (
-                sorted(path.name for path in Path(folder).iterdir() if path.is_dir()) if os.path.isdir(folder) else []
-            )
-            for arch in arches or ["cpu"]:
+        for folder in self.table_path:
+            # Where there is no arch at all, loading any says what is wrong with the folder.
+            for arch in (archs_in(folder) if os.path.isdir(folder) else ()) or ("cpu",):
                 self.tables(arch)
+
+    def place(self) -> tuple[int, int]:
+        """Rank and world size; remembered, since a manifest is written when the process group may be gone."""
+        if _group() is not None or os.environ.get("RANK"):
+            self._place = (process_rank(), _world_size())
+        return self._place
 
     def tables(self, arch: str) -> Tables:
         """The tables of an arch, read once."""
         with self.lock:
             found = self._tables.get(arch)
             if found is None:
-                found = self._tables[arch] = load_tables(arch, self.policy.table_path)
+                found = self._tables[arch] = load_tables(arch, self.table_path)
             return found
 
     def table_files(self) -> tuple[TableFile, ...]:
@@ -200,10 +218,11 @@ class _Session:
 
     def decide(self, kernel: Kernel, key: Key, arch: str, candidates: Sequence[Any]) -> Decision:
         """Choose by a loaded checkpoint, else by the tables of the arch and the policy; say each notice once."""
+        rank, _ = self.place()
         decision = self._resume(kernel, key, arch, candidates)
         if decision is None:
-            rank = process_rank() if self.policy.chaos else 0
-            decision = decide(kernel, key, arch, candidates, self.tables(arch), self.policy, chaos_rank=rank)
+            tables = self.tables(arch)
+            decision = decide(kernel, key, arch, candidates, tables, self.policy, chaos_rank=rank, triton=self.triton)
         for notice in decision.notices:
             self.say(kernel.qualified_name, notice)
         return decision
@@ -270,16 +289,17 @@ class _Session:
     def environment(self, arch: str = "", *, touch_device: bool = True) -> Environment:
         """Where this process runs. Without ``touch_device`` nothing is asked of a driver."""
         device, multiprocessors = device_facts() if touch_device else ("", 0)
+        rank, world_size = self.place()
         return Environment(
             arch=arch,
             device=device,
             multiprocessors=multiprocessors,
-            triton=_triton_version(),
+            triton=self.triton,
             torch=_version("torch"),
             python=platform.python_version(),
             packages=_package_versions(self.policy.modules) if touch_device else (),
-            rank=process_rank(),
-            world_size=_world_size(),
+            rank=rank,
+            world_size=world_size,
             host=socket.gethostname(),
         )
 
@@ -293,14 +313,15 @@ class Installation:
         deterministic: whether deterministic mode was asked for.
     """
 
-    def __init__(self, policy: AutotunePolicy, *, deterministic: bool = False) -> None:
+    def __init__(self, policy: AutotunePolicy, *, deterministic: bool | DeterministicMode = False) -> None:
         self.policy = policy
-        self.deterministic = deterministic
-        self.mode = policy.effective_mode(deterministic=deterministic)
+        self.deterministic = deterministic is not False
+        self.mode = policy.effective_mode(deterministic=self.deterministic)
         self._session = _Session(policy, self.mode)
         self._verifier = Verifier()
         self._interception = Interception(self._session)
-        self._determinism: DeterministicMode | None = None
+        self._determinism: DeterministicMode | None = None if isinstance(deterministic, bool) else deterministic
+        self._manifest_path = None if policy.manifest_path is None else Path(os.path.abspath(policy.manifest_path))
         self._closed = False
 
     # -- life --
@@ -313,8 +334,11 @@ class Installation:
         if self.deterministic:
             from .determinism import DeterministicMode
 
-            # Triton's own choice (auto) is only as reproducible as what the package itself reduces its candidates to.
-            self._determinism = DeterministicMode(keep_candidates=self.mode != "auto")
+            if self._determinism is None:
+                self._determinism = DeterministicMode()
+            if self._determinism.pin is None:
+                # Triton's own choice (auto) is only as reproducible as what the package reduces its candidates to.
+                self._determinism.keep_candidates = self.mode != "auto"
             self._determinism.check()
         if self.policy.manifest_path is not None:
             _require_writable_folder(self.policy.manifest_path)
@@ -324,24 +348,28 @@ class Installation:
 
     def _activate(self, previous: Installation | None) -> None:
         """Take over from ``previous``; on an error it is in charge as before."""
+        mine = self._determinism
         theirs = None if previous is None else previous._determinism
-        if theirs is not None:
-            theirs.restore()
+        if mine is not None and theirs is not None:
+            # Handed over and not undone and done again: NCCL and cuBLAS have read their variables by now.
+            mine.take_over(theirs)
+        elif mine is not None:
+            mine.apply()
         try:
-            if self._determinism is not None:
-                self._determinism.apply()
             self._interception.apply(None if previous is None else previous._interception)
         except BaseException:
-            if self._determinism is not None:
-                self._determinism.restore()
-            if theirs is not None:
-                theirs.apply()
+            if mine is not None and theirs is not None:
+                theirs.take_over(mine)
+            elif mine is not None:
+                mine.restore()
             raise
+        if mine is None and theirs is not None:
+            _restore(theirs)
 
     def _deactivate(self) -> None:
         self._interception.undo()
         if self._determinism is not None:
-            self._determinism.restore()
+            _restore(self._determinism)
 
     def _close(self) -> None:
         """Write what is to be left behind. Called once, after the patches are gone or as the interpreter exits."""
@@ -351,9 +379,9 @@ class Installation:
         atexit.unregister(self._close)
         if self._session.writer is not None:
             self._session.writer.close()
-        if self.policy.manifest_path is not None:
-            path = Path(self.policy.manifest_path)
-            rank = process_rank()
+        path = self._manifest_path
+        if path is not None:
+            rank, _ = self._session.place()
             # Ranks of a run agree, or verification says where not: one file would be written by all of them at once.
             target = path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
             write_manifest(target, self.manifest())
@@ -524,6 +552,14 @@ class Installation:
             )
 
 
+def _restore(mode: DeterministicMode) -> None:
+    try:
+        mode.restore()
+    except DeterminismError as error:
+        # All but what somebody else has patched since is back, and raising now would leave the rest undone.
+        logger.warning("%s", error)
+
+
 def _require_writable_folder(path: str) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
@@ -545,14 +581,16 @@ def _importable(package: str) -> bool:
         return False
 
 
-def install(policy: AutotunePolicy | None = None, *, deterministic: bool = False) -> Installation:
+def install(policy: AutotunePolicy | None = None, *, deterministic: bool | DeterministicMode = False) -> Installation:
     """Put a policy in charge of every autotuner in scope, now and later, in place of the previous policy.
 
     Touches no device: call it as early as you like, before or after the kernels are imported.
 
     Args:
         policy: the policy; the default policy when None.
-        deterministic: also put the whole process into deterministic mode, which makes pinned the default mode.
+        deterministic: also put the whole process into deterministic mode, which makes pinned the default mode. A
+            :class:`tuning.determinism.DeterministicMode` in place of True says more: the framework's arguments and the
+            attention backend to check.
 
     Returns:
         The installation, a context manager whose block uninstalls when it is left.
@@ -575,6 +613,15 @@ def install(policy: AutotunePolicy | None = None, *, deterministic: bool = False
             value=policy,
             expected="an AutotunePolicy or None",
         )
+    if not isinstance(deterministic, bool):
+        from .determinism import DeterministicMode
+
+        if not isinstance(deterministic, DeterministicMode):
+            raise PolicyError(
+                f"deterministic: expected a bool or a DeterministicMode, got {type(deterministic).__name__}",
+                value=deterministic,
+                expected="a bool or a DeterministicMode",
+            )
     with _lock:
         installation = Installation(policy, deterministic=deterministic)
         try:
@@ -593,7 +640,11 @@ def install(policy: AutotunePolicy | None = None, *, deterministic: bool = False
         _current = installation
         atexit.register(installation._close)
     if previous is not None:
-        previous._close()
+        try:
+            previous._close()
+        except TuningError as error:
+            # The new policy is in charge: a caller who saw this raised would take it that nothing had changed.
+            logger.error("what the earlier policy was to leave behind could not be written: %s", error)
     packages = sorted({module.partition(".")[0] for module in policy.modules})
     if installation.mode != "auto" and not any(_importable(package) for package in packages):
         logger.warning(
@@ -614,6 +665,21 @@ def uninstall() -> None:
             return
         installation._deactivate()
     installation._close()
+
+
+def deterministic_mode(policy: AutotunePolicy | None = None, **settings: Any) -> Installation:
+    """Put the whole process into deterministic mode, autotuners pinned: ``install`` with a mode of these settings.
+
+    Args:
+        policy: the policy; the default one when None, whose mode is then pinned.
+        settings: keywords of :class:`tuning.determinism.DeterministicMode`, such as ``args`` and ``attention_backend``.
+
+    Raises:
+        As :func:`install`.
+    """
+    from .determinism import DeterministicMode
+
+    return install(policy, deterministic=DeterministicMode(**settings))
 
 
 def active_installation() -> Installation | None:

@@ -21,7 +21,6 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -47,7 +46,7 @@ from ._autotuner_source import ImportedSources, parse_source
 from ._package_walk import InventoryError, Unimported, package_without_init, walk
 from .interception import AutotunerFacts, facts, supported_triton
 from .spec import Json
-from .tables import Tables, bundled_folder, load_tables
+from .tables import Tables, archs_in, bundled_folder, load_tables
 
 __all__ = [
     "AutotunerInfo",
@@ -199,14 +198,8 @@ def take_inventory(
 
 def known_archs(table_path: Sequence[str | os.PathLike[str]] = ()) -> tuple[str, ...]:
     """Every arch for which there is a packaged table or one in ``table_path``, ``sm90`` before ``sm100``."""
-    folders = [Path(folder) for folder in (*table_path, bundled_folder())]
-    found = {
-        child.name
-        for folder in folders
-        if folder.is_dir()
-        for child in folder.iterdir()
-        if child.is_dir() and any(child.glob("*.json"))
-    }
+    folders = [folder for folder in (*table_path, bundled_folder()) if os.path.isdir(folder)]
+    found = {arch for folder in folders for arch in archs_in(folder)}
     return tuple(
         sorted(found, key=lambda arch: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", arch)])
     )

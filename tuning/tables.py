@@ -314,6 +314,18 @@ def load_tables(arch: str, table_path: Sequence[str | os.PathLike[str]] = ()) ->
     return Tables(arch, layers)
 
 
+def archs_in(folder: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Names of the archs for which a folder has tables, sorted; other folders in it (``.git``, notes) are none.
+
+    Raises:
+        TableError: the folder cannot be read.
+    """
+    try:
+        return tuple(sorted(child.name for child in Path(folder).iterdir() if child.is_dir() and _names(child)))
+    except OSError as error:
+        return fail(os.fspath(folder), "$", "a folder that can be read", error.strerror or str(error))
+
+
 def _layer(folder: Path, arch: str) -> list[LoadedFile]:
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing"

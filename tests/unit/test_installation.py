@@ -374,18 +374,25 @@ def test_verification_outside_a_process_group_agrees():
         assert tuning.maybe_verify_choices(20) is True
 
 
-def test_install_touches_no_device(monkeypatch):
+def test_install_touches_no_device(monkeypatch, tmp_path):
     from triton.runtime.driver import driver
 
-    def refuse(*args):
-        raise AssertionError("the driver was asked")
-
-    class Untouchable:
-        __getattr__ = refuse
-
-    monkeypatch.setattr(type(driver), "active", property(refuse), raising=False)
-    with tuning.install(pinned()):
+    asked = []
+    monkeypatch.setattr(type(driver), "active", property(lambda self: asked.append("driver")), raising=False)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        for name in ("is_available", "current_device", "get_device_properties"):
+            monkeypatch.setattr(torch.cuda, name, lambda *args, name=name: asked.append(name))
+    write(tmp_path / "tables", entry(32))
+    with tuning.install(pinned(table_path=(str(tmp_path / "tables"),))):
         pass
+    with tuning.install(AutotunePolicy(record_path=str(tmp_path / "run"), modules=SCOPE)):
+        pass
+    assert asked == []
+    tuner = autotuner(configs(16, 32))
+    with tuning.install(pinned()):
+        run(tuner)
+    assert asked, "the first launch asks which arch it is on: the counters do count"
 
 
 def test_a_failing_activation_restores_the_earlier_policy(monkeypatch):
@@ -492,3 +499,61 @@ def test_a_process_that_ends_without_uninstalling_leaves_its_manifest(tmp_path):
     code = f"import tuning; tuning.install(tuning.AutotunePolicy(mode='pinned', manifest_path={str(path)!r}))"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=Path(__file__).parents[2])
     assert path.is_file()
+
+
+def test_a_table_made_under_another_triton_is_used_and_warned_once(tmp_path, caplog):
+    table = TableFile(
+        arch="cpu",
+        package="stub_kernels",
+        package_version="1",
+        triton="1.2.3",
+        device="none",
+        entries=(entry(32),),
+        denied=(),
+        path=None,
+    )
+    write_table(tmp_path, table)
+    tuner = autotuner(configs(16, 32))
+    with caplog.at_level(logging.WARNING, "tuning"), tuning.install(pinned(table_path=(str(tmp_path),))) as installed:
+        for n in range(4):
+            run(tuner, n)
+        assert [kind for kind, _ in installed.manifest().notices] == ["other_triton"]
+    assert blocks(tuner) == [32] * 4
+    assert caplog.text.count("1.2.3") == 1
+
+
+def test_what_the_earlier_policy_cannot_leave_behind_does_not_undo_the_new_one(tmp_path, caplog):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    tuning.install(pinned(manifest_path=str(folder / "m.json")))
+    folder.rmdir()
+    second = tuning.install(pinned(on_miss="error"))
+    assert tuning.active_policy() is second.policy
+    assert "could not be written" in caplog.text
+
+
+def test_paths_are_those_of_the_moment_of_install(tmp_path, monkeypatch):
+    write(tmp_path / "tables", entry(32), arch="sm100")
+    (tmp_path / "tables" / ".git").mkdir()
+    (tmp_path / "tables" / "notes").mkdir()
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    tuner = autotuner(configs(16, 32))
+    with tuning.install(pinned(table_path=("tables",), manifest_path="m.json")):
+        monkeypatch.chdir(tmp_path / "run")
+        run(tuner)
+    assert (tmp_path / "m.json").is_file()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_the_rank_of_a_group_that_is_gone_still_names_the_manifest(tmp_path, monkeypatch):
+    import types
+
+    group = types.SimpleNamespace(get_rank=lambda: 2, get_world_size=lambda: 4)
+    tuner = autotuner(configs(16, 32))
+    with tuning.install(pinned(manifest_path=str(tmp_path / "m.json"))) as installed:
+        with monkeypatch.context() as patch:
+            patch.setattr(installation, "_group", lambda: group)
+            run(tuner)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.rank2.json"]
+    assert (installed.manifest().environment.rank, installed.manifest().environment.world_size) == (2, 4)

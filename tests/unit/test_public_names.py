@@ -33,6 +33,7 @@ HOMES = {
         "active_policy",
         "benchmarks_run",
         "choices",
+        "deterministic_mode",
         "install",
         "load_state_dict",
         "maybe_verify_choices",

@@ -38,7 +38,7 @@ from tuning.determinism.environment import EnvironmentReport, apply_determinism_
 from tuning.determinism.fla_replacement import FlaReplacement, replace_in_fla
 from tuning.determinism.flash import FlashPatch, patch_flash_attention
 from tuning.determinism.kernel_checks import register_kernel_check, run_kernel_checks
-from tuning.determinism.mode import DeterministicMode, deterministic_mode
+from tuning.determinism.mode import DeterministicMode, deterministic_mode, mode_from_args
 from tuning.determinism.torch_flags import deterministic_torch
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ __all__ = [
     "deterministic_torch",
     "doctor",
     "l2_normalize",
+    "mode_from_args",
     "patch_flash_attention",
     "register_argument_gate",
     "register_attention_backend",

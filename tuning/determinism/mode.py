@@ -171,6 +171,27 @@ class DeterministicMode:
             )
         run_kernel_checks()
 
+    def take_over(self, other: DeterministicMode) -> None:
+        """Become what is applied, in place of ``other``, changing nothing in the process.
+
+        Raises:
+            DeterminismError: the two are set up differently, so that one cannot stand for the other.
+        """
+        mine, theirs = self._settings(), other._settings()
+        changed = [name for name in mine if mine[name] is not theirs[name] and mine[name] != theirs[name]]
+        refuse(
+            "this process",
+            [
+                f"deterministic mode is on with another {name}; expected the same, since NCCL and cuBLAS have read "
+                "their environment: uninstall first, or install with the same settings"
+                for name in changed
+            ],
+        )
+        self._undo, other._undo = other._undo, None
+
+    def _settings(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
     def restore(self) -> None:
         """Put everything back that :meth:`apply` changed; not applied: does nothing.
 
@@ -189,6 +210,23 @@ class DeterministicMode:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.restore()
+
+
+def mode_from_args(args: Any) -> DeterministicMode | Literal[False]:
+    """What to pass to ``install(policy, deterministic=...)`` for a framework's parsed arguments.
+
+    Args:
+        args: a namespace or mapping with ``deterministic_mode`` (see ``tuning.add_arguments``), whose other members are
+            checked against every argument gate, and whose ``attention_backend``, where it is a name, is classified.
+
+    Returns:
+        A mode that is not applied yet, or False where deterministic mode is not asked for.
+    """
+    members = args if isinstance(args, Mapping) else vars(args)
+    if not members.get("deterministic_mode"):
+        return False
+    backend = members.get("attention_backend")
+    return DeterministicMode(args=args, attention_backend=backend if isinstance(backend, (str, Enum)) else None)
 
 
 def _unfill(env: MutableMapping[str, str], filled: Mapping[str, str]) -> None:
