@@ -552,8 +552,8 @@ def test_the_rank_of_a_group_that_is_gone_still_names_the_manifest(tmp_path, mon
     group = types.SimpleNamespace(get_rank=lambda: 2, get_world_size=lambda: 4)
     tuner = autotuner(configs(16, 32))
     with tuning.install(pinned(manifest_path=str(tmp_path / "m.json"))) as installed:
-        with monkeypatch.context() as patch:
-            patch.setattr(installation, "_group", lambda: group)
-            run(tuner)
+        monkeypatch.setattr(installation, "_group", lambda: group)
+        run(tuner)
+        monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["m.rank2.json"]
     assert (installed.manifest().environment.rank, installed.manifest().environment.world_size) == (2, 4)
