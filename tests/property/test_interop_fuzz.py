@@ -163,7 +163,7 @@ ODD: list[Any] = [
     "", "*", "kernel", "twice", "nobody", "pkg.m.kernel", "torch.int8", "torch.", "a=1", "a=1|a=2", "|", "a" * 300,
     "\ud800", "\0", "a\nb", "../../x", "é", "True", "None", "1", "(1, 2)", "sm90", "a/b", "1 2",
     [], {}, [[]], [1, 2], {"a": 1}, {"float": "1.0"}, {"kwargs": {}, "num_warps": 4, "num_stages": 3},
-    nested(4, list), nested(4, dict), nested(MAX_DEPTH, list), nested(60, dict),
+    nested(4, list), nested(4, dict), nested(6, dict), nested(MAX_DEPTH, list), nested(60, dict),
 ]  # fmt: skip
 
 

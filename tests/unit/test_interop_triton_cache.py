@@ -402,6 +402,8 @@ def test_what_triton_would_not_use_is_said(tmp_path: Path) -> None:
         "value": 1,
         "other_arch": 1,
     }
+    assert any("no autotuner of this name" in text for text in lost["not_found"])
+    assert any("no_such_package.m does not import (ModuleNotFoundError: " in text for text in lost["not_found"])
     assert any("what the pruner leaves" in text for text in lost["lookup"])
     assert any("no file for an empty key" in text for text in lost["lookup"])
     assert any("equal in Python" in text for text in lost["lookup"])

@@ -32,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuning._autotuner_search import search
+from tuning._autotuner_search import python_function, search
 from tuning.errors import TuningError, UnsupportedTritonError
 from tuning.interception import AutotunerFacts, current_arch, facts, supported_triton
 from tuning.interop._configs import read_config
@@ -261,7 +261,7 @@ def _cache_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _write_table(table: TableFile, known: KnownKernels, losses: Losses) -> None:
-    autotuners: dict[str, Any] = {}
+    autotuners: dict[str, tuple[Any, str]] = {}
     slots: dict[object, LaunchConfig] = {}
     for entry in table.entries:
         place = entry_place(table, entry)
@@ -270,9 +270,9 @@ def _write_table(table: TableFile, known: KnownKernels, losses: Losses) -> None:
             continue
         if entry.kernel not in autotuners:
             autotuners[entry.kernel] = _installed(entry.kernel)
-        autotuner = autotuners[entry.kernel]
+        autotuner, reason = autotuners[entry.kernel]
         if autotuner is None:
-            losses.add("not_found", place, "no autotuner of this name is in the installed package")
+            losses.add("not_found", place, reason)
             continue
         read = facts(autotuner)
         live = _live_config(autotuner, read, entry, place, losses)
@@ -298,20 +298,23 @@ def _write_table(table: TableFile, known: KnownKernels, losses: Losses) -> None:
             _write_file(autotuner, key, live, entry, place, losses)
 
 
-def _installed(kernel: str) -> Any:
-    """The autotuner of a kernel, or None."""
+def _installed(kernel: str) -> tuple[Any, str]:
+    """The autotuner of a kernel, or None and why there is none."""
     module_name = kernel.partition(".<locals>")[0].rpartition(".")[0]
+    reason = ""
     while module_name:
         try:
             module = importlib.import_module(module_name)
-        except ImportError:
+        except Exception as error:  # whatever a package's own code raises here
+            reason = reason or f"{module_name} does not import ({type(error).__name__}: {' '.join(str(error).split())})"
             module_name = module_name.rpartition(".")[0]  # a kernel in a class
             continue
         for binding in search({module_name: module}, [module_name]):
-            if facts(binding.autotuner).kernel.qualified_name == kernel:
-                return binding.autotuner
-        return None
-    return None
+            function = python_function(binding.autotuner)
+            if function is not None and f"{function.__module__}.{function.__qualname__}" == kernel:
+                return binding.autotuner, ""
+        break
+    return None, reason or "no autotuner of this name is in the installed package"
 
 
 def _live_config(autotuner: Any, read: AutotunerFacts, entry: Entry, place: str, losses: Losses) -> Any:
