@@ -466,14 +466,10 @@ def test_ranks_that_chose_differently_are_named():
     assert "BLOCK=64" in line
 
 
-def test_many_contents_go_in_several_exchanges(monkeypatch):
-    monkeypatch.setattr(resumption, "_LONGEST_EXCHANGE", 1000)
-    each = [carried((n, 16, "")) for n in range(6)]
-    assert gathered(*each) == [carried(*((n, 16, "") for n in range(6)))] * 6
-
-
 class Lying:
-    """A communicator whose rank announces another header than it should, or sends another content."""
+    """A communicator whose rank announces another header than it should, or sends another content; counts exchanges."""
+
+    exchanges = 0
 
     def __init__(self, inner: Any, header: bytes | None = None, content: bytes | None = None) -> None:
         self.inner, self.header, self.content = inner, header, content
@@ -483,9 +479,23 @@ class Lying:
         return self.inner.gather(self.header or header, timeout)
 
     def exchange(self, slots: int, width: int, mine: Any, timeout: float) -> bytes:
+        self.exchanges += 1
         if self.content is not None:
             mine = dict.fromkeys(mine, self.content[:width])
         return self.inner.exchange(slots, width, mine, timeout)
+
+
+def test_many_contents_go_in_several_exchanges(monkeypatch):
+    each = [carried((n, 16, "")) for n in range(6)]
+    monkeypatch.setattr(resumption, "_LONGEST_EXCHANGE", 2 * len(json.dumps(each[0].to_state())))
+    counted: dict[int, Lying] = {}
+
+    def wrap(rank: int, communicator: Any) -> Any:
+        counted[rank] = Lying(communicator)
+        return counted[rank]
+
+    assert gathered(*each, wrap=wrap) == [carried(*((n, 16, "") for n in range(6)))] * 6
+    assert [counted[rank].exchanges for rank in range(6)] == [3] * 6
 
 
 @pytest.mark.parametrize(
