@@ -132,7 +132,7 @@ def merge(
         tie_break: sort key; of tied candidates the least is chosen. It must tell all candidates apart.
         date: for the entries' evidence. A pure function has no clock.
         tables: entries that nothing was recorded for are carried over, denied configs stay denied, and of tied
-            candidates the one that a table has stays chosen.
+            candidates the one that a table has stays chosen. Taken when all journals have been.
 
     Raises:
         JournalError: ``arch`` is in no journal and no table, or one kernel was recorded from different sources.
@@ -150,7 +150,8 @@ def merge(
     known = gathered.archs | {table.arch for table in layers}
     if arch is not None and arch not in known:
         raise JournalError(
-            f"arch: no journal has {arch!r}; these journals have {', '.join(sorted(known)) or 'no records'}"
+            f"arch: no journal has {arch!r}; these journals have {', '.join(sorted(known)) or 'no records'}",
+            file=gathered.origins[0][0] if len(gathered.origins) == 1 else None,
         )
     hashes = gathered.source_hashes()
     for pool in gathered.pools.values():

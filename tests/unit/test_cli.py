@@ -17,10 +17,10 @@ from recordings import config, record
 
 from tuning import __version__, cli
 from tuning._commands import COMMANDS, load
-from tuning.errors import PolicyError, TableError
+from tuning.errors import JournalError, PolicyError, TableError
 from tuning.journal import JournalWriter
 from tuning.spec import Environment, Key
-from tuning.tables import Denied, read_table, write_table
+from tuning.tables import Denied, Entry, TableFile, read_table, write_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -287,6 +287,85 @@ def test_merge_json(tmp_path: Path, package: str, journals: str, capsys: pytest.
     assert Path(written["path"]).is_file()
 
 
+def reviewed_table(folder: Path, package: str) -> TableFile:
+    """What a person has made of a table: a denied config, an entry for a key that is not recorded again."""
+    kernel, dtypes = f"{package}.ops.kernel", (("x_ptr", "float16"),)
+    denied = Denied(kernel, config(16), None, "wrong results", "a person")
+    unrecorded = Entry(kernel, (("n", "256"),), dtypes, None, config(64), {"measured": True, "note": "by hand"})
+    again = Entry(kernel, (("n", "128"),), dtypes, None, config(16), {"measured": True, "note": "old"})
+    table = TableFile("sm90", package, "1.0", "3.6.0", "NVIDIA H200", (unrecorded, again), (denied,))
+    write_table(folder, table)
+    return table
+
+
+def test_merge_continues_the_table_in_its_folder(
+    tmp_path: Path, package: str, journals: str, capsys: pytest.CaptureFixture[str]
+):
+    before = reviewed_table(tmp_path / "out", package)
+    elsewhere = tmp_path / "out" / "sm90" / "not_recorded.json"
+    elsewhere.write_text("not read")
+    assert cli.main(["merge", journals, "-o", str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "kept of the table before it: 1 entry, 1 denied; recorded again: 1 entry, 1 with another config" in said
+    after = read_table(tmp_path / "out" / "sm90" / f"{package}.json")
+    assert before.denied[0] in after.denied
+    configs = {dict(entry.key or ())["n"]: entry.config for entry in after.entries}
+    # 16 and 32 are within noise of each other at 64, and 32 is the fastest at 128.
+    assert configs == {"64": config(32), "128": config(32), "256": config(64)}
+    assert [entry.evidence for entry in after.entries if entry.config == config(64)] == [before.entries[0].evidence]
+    assert elsewhere.read_text() == "not read"
+
+
+def test_merge_says_in_json_what_it_kept(
+    tmp_path: Path, package: str, journals: str, capsys: pytest.CaptureFixture[str]
+):
+    out = str(tmp_path / "out")
+    (new,) = run_json(capsys, "merge", journals, "-o", out)["tables"]
+    assert (new["kept"], new["replaced"]) == (None, False)
+    reviewed_table(tmp_path / "out", package)
+    (kept,) = run_json(capsys, "merge", journals, "-o", out)["tables"]
+    assert kept["kept"] == {"entries": 1, "denied": 1, "recorded_again": 1, "changed": 1}
+    assert (kept["entries"], kept["denied"], kept["replaced"]) == (3, 2, False)
+
+
+def test_merge_replaces_where_it_is_told_to(
+    tmp_path: Path, package: str, journals: str, capsys: pytest.CaptureFixture[str]
+):
+    out, fresh = tmp_path / "out", tmp_path / "fresh"
+    reviewed_table(out, package)
+    name = f"sm90/{package}.json"
+    for argv in (["-o", str(fresh)], ["-o", str(out), "--replace"]):
+        assert cli.main(["merge", journals, "--date", "2026-01-31", *argv]) == 0
+    assert "the table before it was replaced, with what it denied" in capsys.readouterr().out
+    assert (out / name).read_bytes() == (fresh / name).read_bytes()
+    (table,) = run_json(capsys, "merge", journals, "-o", str(out), "--replace")["tables"]
+    assert (table["kept"], table["replaced"]) == (None, True)
+    (out / name).write_text("{")  # a table that cannot be read is said, and is replaced if that is wanted
+    assert str(out / name) in error_of(capsys, "merge", journals, "-o", str(out), code=1)
+    assert cli.main(["merge", journals, "-o", str(out), "--replace"]) == 0
+
+
+def test_merge_of_one_arch_reads_the_tables_of_that_arch_alone(
+    tmp_path: Path, package: str, journals: str, capsys: pytest.CaptureFixture[str]
+):
+    write_journals(tmp_path / "journals", f"{package}.ops.kernel", arch="sm100")
+    reviewed_table(tmp_path / "out", package)
+    other = tmp_path / "out" / "sm90" / f"{package}.json"
+    before = other.read_bytes()
+    found = run_json(capsys, "merge", journals, "-o", str(tmp_path / "out"), "--arch", "sm100")
+    assert [(table["arch"], table["kept"]) for table in found["tables"]] == [("sm100", None)]
+    assert other.read_bytes() == before
+
+
+def test_commands_that_merge_read_scans(
+    tmp_path: Path, package: str, journals: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    # Records of thousands of files cost three times as much, and the memory of an object for each timing.
+    monkeypatch.delattr("tuning.journal.read_journal")
+    for argv in (["merge", journals, "-o", str(tmp_path / "out")], ["report", journals], ["show", "kernel", journals]):
+        assert cli.main(argv) == 0
+
+
 def test_merge_dates_the_evidence(tmp_path: Path, tables: str, package: str):
     text = (Path(tables) / "sm90" / f"{package}.json").read_text()
     assert text.count('"date": "2026-01-31"') == 2
@@ -318,6 +397,16 @@ def test_merge_of_nothing_recorded_is_an_error(tmp_path: Path, capsys: pytest.Ca
     JournalWriter(str(tmp_path / "run"), Environment(arch="sm90")).close()
     said = error_of(capsys, "merge", str(tmp_path), "-o", str(tmp_path / "out"), code=1)
     assert "no entry comes of 0 records in 1 journal" in said
+
+
+def test_errors_of_a_merge_name_the_one_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with JournalWriter(str(tmp_path / "run"), Environment(arch="sm90")) as writer:
+        writer.write(record({16: None}))
+    for argv in (["--arch", "sm42"], []):
+        options = cli.make_parser().parse_args(["merge", str(tmp_path), "-o", str(tmp_path / "out"), *argv])
+        with pytest.raises(JournalError) as caught:
+            options.run(options, None)
+        assert caught.value.file == writer.path
 
 
 def test_a_damaged_journal_is_one_line(journals: str, capsys: pytest.CaptureFixture[str]):

@@ -1,7 +1,11 @@
 """Merge the journals of recording runs into tables, FOLDER/<arch>/<package>.json: give FOLDER to
---triton-autotune-table-path. Tables that are there already are replaced.
+--triton-autotune-table-path.
 
-The result depends on what was measured alone, not on the order or the names of the journals.
+Where FOLDER has a table of an arch and package that was recorded, the new one continues it: what it denies stays
+denied, entries that nothing was recorded for stay, and of candidates within noise of each other the one that it has
+stays chosen. --replace starts anew, without reading it. Other tables in FOLDER are left alone.
+
+The result depends on what was measured and on these tables alone, not on the order or the names of the journals.
 """
 
 from __future__ import annotations
@@ -9,9 +13,17 @@ from __future__ import annotations
 import argparse
 import datetime
 import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .._console import Console, counted
 from ._common import add_journals, add_json, add_rule
+
+if TYPE_CHECKING:
+    from ..journal import Scan
+    from ..spec import Json
+    from ..tables import TableFile
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -30,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="YYYY-MM-DD",
         help="date of the measurement, for the entries' evidence (default: today)",
     )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="drop the entries and denied configs of tables that are in FOLDER (default: keep what was not recorded)",
+    )
     add_json(parser)
 
 
@@ -42,21 +59,76 @@ def _date(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
 
+class _Folder:
+    """The tables that are in the output folder already, for the archs and packages that the journals have."""
+
+    def __init__(self, folder: str, arch: str | None, replace: bool) -> None:
+        self._folder = folder
+        self._arch = arch
+        self._replace = replace
+        self._recorded: set[tuple[str, str]] = set()
+        self.found: dict[tuple[str, str], TableFile] = {}
+
+    def scan(self, paths: Sequence[str]) -> Iterator[Scan]:
+        """Read journals, and see whose tables are wanted."""
+        from ..journal import scan_journal
+
+        for path in paths:
+            scan = scan_journal(path)
+            self._recorded.update({(each.identity.arch, each.identity.kernel.package) for each in scan.measurements})
+            yield scan
+
+    def tables(self) -> Iterator[TableFile]:
+        """The tables. To be asked for when the journals have been read, as a merge does."""
+        from ..tables import read_table
+
+        for arch, package in sorted(self._recorded):
+            path = self.path(arch, package)
+            if not self._replace and self._arch in (None, arch) and path.exists():
+                table = self.found[arch, package] = read_table(path)
+                yield table
+
+    def path(self, arch: str, package: str) -> Path:
+        """Where a table is, or would be."""
+        return Path(self._folder) / arch / f"{package}.json"
+
+    def kept(self, table: TableFile) -> dict[str, Json] | None:
+        """What a merged table has of the one before it; None where there was none or it was not read."""
+        before = self.found.get((table.arch, table.package))
+        if before is None:
+            return None
+        recorded = {entry.identity: entry for entry in table.entries}
+        anew = [entry for entry in before.entries if recorded[entry.identity] is not entry]
+        return {
+            "entries": len(before.entries) - len(anew),
+            "denied": len(before.denied),
+            "recorded_again": len(anew),
+            "changed": sum(recorded[entry.identity].config != entry.config for entry in anew),
+        }
+
+
 def run(options: argparse.Namespace, console: Console) -> int:
     """Do it and return the exit code."""
     from ..errors import JournalError
-    from ..journal import find_journals, read_journal
+    from ..journal import find_journals
     from ..merge import merge
     from ..tables import write_table
 
     date = options.date or datetime.date.today().isoformat()
     paths = find_journals(options.journals)
-    merged = merge(map(read_journal, paths), rule=options.rule, arch=options.arch, date=date)
-    if not merged.tables:
+    folder = _Folder(options.out, options.arch, options.replace)
+    merged = merge(folder.scan(paths), rule=options.rule, arch=options.arch, date=date, tables=folder.tables())
+    if all(facts.choice is None for facts in merged.keys):
         raise JournalError(
             f"merge: no entry comes of {counted(merged.records, 'record')} in {counted(len(paths), 'journal')}: "
-            "expected at least one key that was timed in record mode; `triton-tuning report` shows what they hold"
+            "expected at least one key that was timed in record mode; `triton-tuning report` shows what they hold",
+            file=paths[0] if len(paths) == 1 else None,
         )
+    replaced = {
+        (table.arch, table.package)
+        for table in merged.tables
+        if options.replace and folder.path(table.arch, table.package).exists()
+    }
     written = [(str(write_table(options.out, table)), table) for table in merged.tables]
     if options.json:
         console.json(
@@ -70,6 +142,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
                         "package": table.package,
                         "entries": len(table.entries),
                         "denied": len(table.denied),
+                        "kept": folder.kept(table),
+                        "replaced": (table.arch, table.package) in replaced,
                     }
                     for path, table in written
                 ],
@@ -84,6 +158,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for path, table in written:
         denied = f", {len(table.denied)} denied" if table.denied else ""
         console.line(f"wrote {path}: {counted(len(table.entries), 'entry')}{denied}")
+        kept = folder.kept(table)
+        if kept is not None:
+            console.text(
+                f"kept of the table before it: {counted(kept['entries'], 'entry')}, {kept['denied']} denied; recorded "
+                f"again: {counted(kept['recorded_again'], 'entry')}, {kept['changed']} with another config",
+                indent=2,
+                hanging=4,
+            )
+        elif (table.arch, table.package) in replaced:
+            console.text("the table before it was replaced, with what it denied", indent=2, hanging=4)
     console.line(
         f"recordings disagree on {counted(found['disagreeing_keys'], 'key')}; near ties: {found['near_tied_keys']}; "
         f"without a candidate that can be chosen: {found['keys_without_choice']}"

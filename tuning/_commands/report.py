@@ -32,12 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Do it and return the exit code."""
-    from ..journal import find_journals, read_journal
+    from ..journal import find_journals, scan_journal
     from ..merge import merge
     from ..report import report_json, report_rows
     from ._rows import print_rows
 
-    merged = merge(map(read_journal, find_journals(options.journals)), rule=options.rule, arch=options.arch)
+    merged = merge(map(scan_journal, find_journals(options.journals)), rule=options.rule, arch=options.arch)
     if options.json:
         console.json(report_json(merged))
     else:

@@ -65,10 +65,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
 def _measured(journals: Sequence[str], archs: Sequence[str] | None) -> MergeResult | None:
     if not journals:
         return None
-    from ..journal import find_journals, read_journal
+    from ..journal import find_journals, scan_journal
     from ..merge import merge
 
-    merged = merge(map(read_journal, find_journals(journals)))
+    merged = merge(map(scan_journal, find_journals(journals)))
     return dataclasses.replace(merged, keys=tuple(facts for facts in merged.keys if not archs or facts.arch in archs))
 
 
