@@ -23,9 +23,10 @@ folder; writing takes one to say what FLA will not use of what is written.
 The files know bare names, of which twelve stand for several kernels of FLA itself. Reading such a file needs to be told
 which one is meant; writing two kernels into one file is noted, as FLA would serve each with the entries of both.
 
-Only autotuners of FLA's own class read the folder: those under ``fla_cache_autotune`` (62 in fla-core 0.6.0), and those
-under ``triton.autotune`` (199 there) if ``configure_fla_cache_autotune()`` was called before their import. What is
-written for another kernel is noted as not read; so is what could not be looked at, for want of an inventory.
+Only autotuners of FLA's own class read the folder: those under ``fla_cache_autotune`` (62 decorators in the source of
+fla-core 0.6.0), and those under ``triton.autotune`` (199) if ``configure_fla_cache_autotune()`` was called before their
+import. What is written for another kernel is noted as not read; so is what could not be looked at, for want of an
+inventory.
 """
 
 from __future__ import annotations
