@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,12 +118,15 @@ class Manifest:
         deterministic: whether the process was in deterministic mode.
         policy: the policy's fields, as JSON.
         environment: device, versions, packages, host and rank.
-        compilers: (name, version) of what compiled the kernels besides Triton, such as ``ptxas``.
+        compilers: (name, version) of what compiles kernels: ``triton``, and ``cuda`` where torch was loaded and built
+            for CUDA (the release that torch was built with).
         tables: the table files in use.
         choices: every choice; see the module's docstring for their order.
         benchmarks: (kernel, number of candidates timed) for the kernels in scope that were timed at all.
         autotuners: every autotuner that was launched, by kernel.
-        notices: (kernel, what was warned of), such as an entry whose source hash has changed.
+        notices: (kind, message) of each warning about a choice, such as ``stale_source`` where the kernel's source has
+            changed since an entry was made; the message names the kernel. The kinds are those of
+            :class:`tuning.selection.Notice`.
     """
 
     library: str
@@ -166,7 +170,7 @@ class Manifest:
             },
             "library": self.library,
             "mode": self.mode,
-            "notices": [[kernel, message] for kernel, message in self.notices],
+            "notices": [[kind, message] for kind, message in self.notices],
             "policy": dict(self.policy),
             "tables": [plain(each) for each in self.tables],
             "versions": {
@@ -180,7 +184,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical text of :attr:`run`, in hexadecimal."""
+        """SHA-256 of the canonical text of :attr:`run` without its paths, in hexadecimal; see :func:`digest_of_run`."""
         return digest_of_run(self.run)
 
     def to_json(self) -> Json:
@@ -199,6 +203,34 @@ def plain(value: Any) -> dict[str, Json]:
     return {name: list(content) if isinstance(content, tuple) else content for name, content in pairs}
 
 
+_PATHS_OF_POLICY = ("manifest_path", "record_path", "table_path")
+
+
 def digest_of_run(run: Json) -> str:
-    """SHA-256 of the canonical text, in hexadecimal."""
-    return hashlib.sha256(canonical_json(run).encode()).hexdigest()
+    """SHA-256 of the canonical text of a run without its paths, in hexadecimal.
+
+    A run is the same whatever folder its tables lie in and its files go to. So the policy's paths are left out, tables
+    count by what they hold, and of the path of a table that a choice came from, or a notice speaks of, the end counts
+    that says what the table is for: ``<arch>/<package>.json``.
+    """
+    tables = [{name: value for name, value in table.items() if name != "path"} for table in run["tables"]]
+    choices = [{**choice, "origin": _place_in_folder(choice["origin"])} for choice in run["choices"]]
+    paths = {table["path"] for table in run["tables"]} | {choice["origin"] for choice in run["choices"]}
+    longest_first = sorted(filter(None, paths), key=lambda path: (-len(path), path))
+    notices = []
+    for kind, message in run["notices"]:
+        for path in longest_first:
+            message = message.replace(path, _place_in_folder(path))
+        notices.append([kind, message])
+    content = {
+        **run,
+        "choices": choices,
+        "notices": sorted(notices),
+        "policy": {name: value for name, value in run["policy"].items() if name not in _PATHS_OF_POLICY},
+        "tables": sorted(tables, key=canonical_json),
+    }
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def _place_in_folder(path: str | None) -> str | None:
+    return None if path is None else "/".join(re.split(r"[\\/]", path)[-2:])

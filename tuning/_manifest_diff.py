@@ -164,4 +164,4 @@ def _place(run: Manifest) -> dict[str, str]:
 
 
 def _notices(run: Manifest) -> dict[str, str]:
-    return {f"{kernel}: {message}": "given" for kernel, message in run.notices}
+    return {f"{kind}: {message}": "given" for kind, message in run.notices}

@@ -201,5 +201,5 @@ class Reader:
             autotuners=tuple(
                 AutotunerUse(**{**each, "key_names": tuple(each["key_names"])}) for each in run["autotuners"]
             ),
-            notices=tuple((kernel, message) for kernel, message in run["notices"]),
+            notices=tuple((kind, message) for kind, message in run["notices"]),
         )

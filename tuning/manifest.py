@@ -2,8 +2,9 @@
 
 Pure data: everything is passed in, nothing is looked up. The file is JSON in one canonical form: members sorted, one
 choice to a line, so that ``diff`` is of use on it. It has two parts. ``run`` says what ran; ``place`` on which host and
-rank. The digest is the SHA-256 of the canonical text of ``run`` alone, so that all ranks of a run that agree have one
-digest, and a run that is repeated elsewhere has it too. There is no date in it, for the same reason.
+rank. The digest is the SHA-256 of the canonical text of ``run`` alone, without the paths in it, so that all ranks of a
+run that agree have one digest, and a run that is repeated elsewhere, from tables in another folder, has it too. There
+is no date in it, for the same reason.
 
 Choices are sorted by kernel, arch and key, but those of one key keep the order in which they were made: a key has
 several where a config could not be launched for lack of resources. Each choice carries what a table entry needs (key
