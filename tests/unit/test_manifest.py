@@ -227,7 +227,7 @@ def run_in(folder: str, separator: str = "/", **more: Any) -> Manifest:
     mamba, fla = path("tables", "sm90", "mamba_ssm.json"), path("tables", "sm90", "fla.json")
     facts: dict[str, Any] = {
         "policy": AutotunePolicy(
-            mode="pinned",
+            mode="record",
             table_path=[path("tables")],
             manifest_path=path("run.json"),
             record_path=path("journals"),
