@@ -165,7 +165,8 @@ class _Meetings:
 class TorchCommunicator:
     """A ``torch.distributed`` group of any backend; the world where ``group`` is None.
 
-    Tensors live on the CPU where the group has a backend for it, else on the current device of the group's device type.
+    Tensors live on the CPU where the group has a backend for it, else on the device of the group's device type that is
+    current at the collective: a program may make the group, or this, before it sets the device of its rank.
 
     Attributes:
         rank: this rank, within the group.
@@ -187,7 +188,7 @@ class TorchCommunicator:
             store = dist.distributed_c10d._get_default_store()
         name = f"triton-tuning/{self._group.group_name}"
         self._meetings = _Meetings(dist.PrefixStore(name, store), self.rank, len(self.ranks))
-        self._device = self._pick_device(dist.get_backend_config(self._group))
+        self._backends: str = dist.get_backend_config(self._group)
 
     @staticmethod
     def _pick_device(backends: str) -> Any:
@@ -269,10 +270,11 @@ class TorchCommunicator:
 
         # Renamed in torch 2.13, where the old name warns.
         all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        device = self._pick_device(self._backends)
         result = bytearray(len(header) * len(self.ranks))
         host = torch.frombuffer(result, dtype=torch.uint8)
-        mine = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(self._device)
-        every = host.to(self._device)
+        mine = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(device)
+        every = host.to(device)
         self._run(lambda: all_gather(every, mine, group=self._group, async_op=True), timeout)
         if every is not host:
             host.copy_(every)
@@ -285,7 +287,7 @@ class TorchCommunicator:
 
         result = bytearray(fill_slots(slots, width, mine))
         host = torch.frombuffer(result, dtype=torch.uint8)
-        every = host.to(self._device)
+        every = host.to(self._pick_device(self._backends))
         self._run(lambda: dist.all_reduce(every, dist.ReduceOp.SUM, group=self._group, async_op=True), timeout)
         if every is not host:
             host.copy_(every)

@@ -251,6 +251,39 @@ def test_a_rank_that_starts_afresh_is_compared_afresh(ranks: Any) -> None:
     assert (second.gathers, second.notes, len(second.disagreements)) == (1, (), 1)
 
 
+def _devices_picked(rank: int) -> list[str]:
+    import torch
+
+    events: list[str] = []
+
+    class Watched(TorchCommunicator):
+        @staticmethod
+        def _pick_device(backends: str) -> Any:
+            events.append(f"device of {backends}")
+            return torch.device("cpu")
+
+        def meet(self, step: int | None, timeout: float) -> None:
+            super().meet(step, timeout)
+            events.append("met")
+
+    verifier = GroupVerifier(Watched(), timeout=10)
+    events.append("made")  # a program may set the device of its rank from here on
+    for step in range(2):
+        verifier.check([launched(step, 64)], step=step)
+    return events
+
+
+def test_the_device_is_looked_up_at_each_check_once_all_ranks_are_there(ranks: Any) -> None:
+    picked = same(ranks(2, _devices_picked))
+    assert picked[0] == "made"
+    assert picked.count("met") == 2
+    checks = " ".join(picked[1:]).split("met")
+    assert checks[0] == ""
+    for check in checks[1:]:
+        assert "device of" in check
+        assert "gloo" in check
+
+
 # --- ranks that lie
 
 
