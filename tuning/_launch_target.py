@@ -7,7 +7,8 @@ same entries of Triton's compile cache.
 **Launchers.** Up to Triton 3.6 the first launch of each signature also compiles a small C module, and every version
 compiles one for the driver's calls. These are built too. They are linked against ``libcuda.so.1``; where the machine
 has none, an empty library of that name stands in for it while they are linked. Nothing of it gets into them: they find
-the real one, by its name, on the machine where they run.
+the real one, by its name, on the machine where they run. From Triton 3.9 on, where only the one module is left, its
+entry is tied to the folder of the library, and it is built only where the real one is.
 """
 
 from __future__ import annotations
@@ -179,7 +180,11 @@ def build_launcher(compiled: Compiled, arch: str) -> None:
 
 
 def _build(make: Callable[[], object]) -> None:
+    from triton.runtime import build
+
     stand_in = _stand_in_for_libcuda()
+    if stand_in and hasattr(build, "_get_cache_manager"):
+        return  # from 3.9 on the folder of the library is part of the key: no other machine would find it
     try:
         make()
     except ImportError:

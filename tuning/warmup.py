@@ -30,7 +30,7 @@ __all__ = ["Failure", "Progress", "Report", "Warmed", "warm_up"]
 Progress = Callable[[int, int, str], None]
 """Told of each launch that is dealt with: how many are, of how many, and the last one's kernel."""
 
-JSON_VERSION = 1
+_JSON_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Report:
     def to_json(self) -> Json:
         """JSON form."""
         return {
-            "version": JSON_VERSION,
+            "version": _JSON_VERSION,
             "arch": self.arch,
             "recorded_on": list(self.recorded_on),
             "launches": self.launches,

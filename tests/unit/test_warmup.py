@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,14 @@ def in_process(site: Path, cache: Path, module: str, **fields: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def has_libcuda() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def kernels(cache: Path) -> set[str]:
     """Names of the entries that hold a kernel, rather than a C module."""
     return {path.parent.name for path in cache.glob("*/*.cubin")}
@@ -135,6 +145,11 @@ def test_a_pinned_run_after_a_warmup_compiles_nothing(site: Path, recorded: Path
     assert done == [(count, LAUNCHES) for count in range(1, LAUNCHES + 1)]
     warmed = kernels(cache)
     assert len(warmed) == ENTRIES
+    built = [path.name.partition(".")[0] for path in cache.glob("*/*.so")]
+    triton = tuple(map(int, version("triton").split(".")[:2]))
+    assert ("cuda_utils" in built) is (triton < (3, 9) or has_libcuda())
+    assert ("__triton_launcher" in built) is (triton < (3, 7))
+    assert not any(item.notes for item in report.warmed)
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
     choices = in_process(site, cache, "warmed", mode="pinned")
     assert kernels(cache) == warmed
