@@ -15,13 +15,16 @@ from typing import Any
 
 import fake_gpu
 import pytest
+from triton.runtime.errors import OutOfResources
 
-from tuning import cli
+from tuning import _warmup_worker, cli
+from tuning._launch_target import Compiled
 from tuning._warmup_tasks import Task, read_recorded
 from tuning.errors import JournalError, TuningError
 from tuning.journal import JournalWriter, find_journals, read_journal
 from tuning.policy import AutotunePolicy
-from tuning.spec import Environment, LaunchConfig, TuningRecord
+from tuning.selection import Decision
+from tuning.spec import Choice, Environment, Kernel, Key, LaunchConfig, TuningRecord
 from tuning.tables import Entry, TableFile, write_table
 from tuning.warmup import warm_up
 
@@ -285,3 +288,64 @@ def test_other_archs_are_refused(recorded: Path, arch: str, word: str) -> None:
 def test_jobs_are_checked(recorded: Path, jobs: Any) -> None:
     with pytest.raises(TuningError, match="jobs: expected a positive number"):
         warm_up([recorded], jobs=jobs)
+
+
+class Described:
+    """A config as a decision holds it."""
+
+    def __init__(self, block: int) -> None:
+        self.kwargs = {"BLOCK": block}
+        self.num_warps, self.num_stages = 4, 1
+
+
+def chosen_of(*blocks: int) -> _warmup_worker.Chosen:
+    order = tuple(Described(block) for block in blocks)
+    key = Key.of({"n": 1})
+    decision = Decision(Choice("m.kernel", key, order[0], "exact", None, "sm90"), order, ())
+    return _warmup_worker.Chosen(Task(Kernel("m.kernel"), key, {}), None, (), {}, decision, [])
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> _warmup_worker.Compiler:
+    """Compiles nothing: 512 needs too much shared memory, 256 too many registers, and 13 is an error of the kernel."""
+
+    def compile_config(autotuner: Any, config: Any, args: Any, kwargs: Any) -> Compiled:
+        block = config.kwargs["BLOCK"]
+        if block == 256:
+            raise OutOfResources(1, 2, "registers")
+        if block == 13:
+            raise ValueError("a fault of the kernel")
+        return Compiled(f"hash {block}", 0.0, False, block << 10, None)
+
+    monkeypatch.setattr(_warmup_worker, "compile_for", lambda arch, multiprocessors: None)
+    monkeypatch.setattr(_warmup_worker, "compile_config", compile_config)
+    monkeypatch.setattr(_warmup_worker, "build_launcher", lambda compiled, arch: None)
+    return _warmup_worker.Compiler("sm90", AutotunePolicy())
+
+
+@pytest.mark.parametrize(
+    ("blocks", "launched", "reason"),
+    [
+        ((128, 64), 128, None),
+        ((512, 128), 128, "524288 bytes of shared memory, of 232448"),
+        ((256, 512, 64), 64, "OutOfResources"),
+    ],
+)
+def test_what_lacks_resources_gives_way_as_in_a_launch(
+    compiler: _warmup_worker.Compiler, blocks: tuple[int, ...], launched: int, reason: str | None
+) -> None:
+    warmed = compiler.compile(chosen_of(*blocks))
+    assert warmed.hash == f"hash {launched}"
+    assert f"BLOCK={launched} " in warmed.config
+    assert len(warmed.notes) == (reason is not None)
+    assert all(f"in place of BLOCK={blocks[0]}" in note and str(reason) in note for note in warmed.notes)
+
+
+def test_where_nothing_can_be_launched_nothing_is_warmed(compiler: _warmup_worker.Compiler) -> None:
+    with pytest.raises(TuningError, match="no candidate can be launched on sm90: 524288 bytes"):
+        compiler.compile(chosen_of(512, 256))
+
+
+def test_any_other_error_is_not_passed_over(compiler: _warmup_worker.Compiler) -> None:
+    with pytest.raises(ValueError, match="a fault of the kernel"):
+        compiler.compile(chosen_of(13, 64))
