@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from tuning.spec import Choice, Environment, Json, Key, LaunchConfig, Source, canonical_json
+from tuning.spec import Choice, Environment, Json, Key, LaunchConfig, Source, canonical_json, is_fallback
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -87,6 +87,11 @@ class Launch:
     def place(self) -> tuple[str, str, str]:
         """Kernel, arch and key: what the choice is for."""
         return (self.kernel, self.arch, self.key.text)
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether it stands in for a choice that could not be launched."""
+        return is_fallback(self.detail)
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,10 @@ from dataclasses import dataclass
 from tuning.errors import TableError
 from tuning.manifest import Launch, Manifest
 from tuning.selection import static_cost
-from tuning.spec import Json, Kernel, Key, LaunchConfig
+from tuning.spec import Json, Kernel, Key, LaunchConfig, replaces
 from tuning.tables import Entry, TableFile
 
 __all__ = ["Conflict", "Frozen", "freeze"]
-
-_FALLBACK = "in place of "
-"""How the detail of a choice begins that stands in for one that could not be launched."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +138,12 @@ def _source_hashes(runs: Iterable[Manifest]) -> Mapping[tuple[str, str], str]:
 
 def _freeze_key(launches: list[tuple[Launch, Manifest]], source_hash: str | None) -> tuple[Entry, Conflict | None]:
     configs = tuple(dict.fromkeys(launch.config for launch, _ in launches))
-    chosen = tuple(dict.fromkeys(launch.config for launch, _ in launches if not _is_fallback(launch)))
+    chosen = tuple(dict.fromkeys(launch.config for launch, _ in launches if not launch.is_fallback))
     # Among replacements alone, the first in the order of fallback: at a launch that cannot run it the order leads on to
-    # the others, as it did.
-    config = chosen[0] if chosen else min(configs, key=lambda each: (static_cost(each), each.order))
+    # the others, as it did. In a resumed run that may be one that the others stood in for.
+    replaced = [each for each in configs if any(replaces(launch.detail, each) for launch, _ in launches)]
+    first = min(replaced or configs, key=lambda each: (static_cost(each), each.order))
+    config = chosen[0] if chosen else first
     launch, run = next(item for item in launches if item[0].config == config)
     evidence: dict[str, Json] = {"frozen_from": f"run {run.digest}", "rule": launch.source}
     if launch.detail:
@@ -153,10 +152,6 @@ def _freeze_key(launches: list[tuple[Launch, Manifest]], source_hash: str | None
     if len(configs) == 1:
         return entry, None
     return entry, Conflict(launch.arch, launch.kernel, launch.key, config, configs, len(chosen) <= 1)
-
-
-def _is_fallback(launch: Launch) -> bool:
-    return launch.detail.startswith(_FALLBACK)
 
 
 def _table(group: tuple[str, str], entries: list[Entry], runs: Iterable[Manifest]) -> TableFile:

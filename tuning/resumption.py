@@ -24,14 +24,24 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol
 
 from tuning._manifest_content import Launch, plain
 from tuning._manifest_reader import CHOICE_SHAPE, Reader
 from tuning.errors import TableError
 from tuning.selection import Candidates, Decision, Notice, static_cost
-from tuning.spec import Choice, Json, Kernel, Key, LaunchConfig, canonical_json
+from tuning.spec import (
+    RESUMED_PREFIX,
+    Choice,
+    Json,
+    Kernel,
+    Key,
+    LaunchConfig,
+    canonical_json,
+    first_detail,
+    replaces,
+)
 from tuning.verification import Communicator
 
 __all__ = ["FORMAT", "SCHEMA_VERSION", "CarriedChoices", "gather_choices"]
@@ -41,12 +51,6 @@ FORMAT = "triton-tuning choices"
 
 SCHEMA_VERSION = 1
 """Version of the state that this library writes, and the only one that it reads."""
-
-_RESUMED = "resumed from a checkpoint"
-"""How the detail of a choice begins that was carried over."""
-
-_FALLBACK = "in place of "
-"""How the detail of a choice begins that stands in for one that could not be launched."""
 
 _SHAPE = {"format": str, "schema_version": int, "triton": str, "choices": [CHOICE_SHAPE]}
 _HEADER = struct.Struct(">Q32s")  # length and SHA-256 of a content
@@ -107,11 +111,14 @@ def _row(launch: Launch) -> Json:
     return {**plain(launch), "key": launch.key.to_json(), "config": launch.config.to_json()}
 
 
-def _order(launch: Launch) -> tuple[Any, ...]:
-    """Among the choices of one key: what was chosen, then what stood in for it, in the order in which it is tried."""
-    fell_back = launch.detail.startswith(_FALLBACK)
+def _order(launch: Launch, details: Sequence[str]) -> tuple[Any, ...]:
+    """Among the choices of one key: what was chosen, then what stood in for it, in the order in which it is tried.
+
+    Where what was chosen never ran, a resumed run begins with a replacement: it comes before those that replaced it.
+    """
+    replaced = launch.is_fallback and any(replaces(detail, launch.config) for detail in details)
     cost = static_cost(launch.config)
-    return (launch.place, fell_back, cost.footprint, cost.warps, launch.config.order)
+    return (launch.place, launch.is_fallback, not replaced, cost.footprint, cost.warps, launch.config.order)
 
 
 @dataclass(frozen=True)
@@ -135,9 +142,24 @@ class CarriedChoices:
 
     @classmethod
     def of(cls, launches: Iterable[Launch], triton: str) -> CarriedChoices:
-        """Bring choices into order; of those with one config for one key, the last given stands."""
-        distinct = {(launch.place, launch.config): launch for launch in launches if launch.source != "timed"}
-        return cls(triton, tuple(sorted(distinct.values(), key=_order)))
+        """Bring choices into order; of those with one config for one key, the last given stands.
+
+        That a choice was itself carried over is not kept: a run that was resumed has the state that it was given.
+        """
+        distinct: dict[tuple[tuple[str, str, str], LaunchConfig], Launch] = {}
+        details: dict[tuple[str, str, str], list[str]] = {}
+        for each in launches:
+            if each.source == "timed":
+                continue
+            name = (each.place, each.config)
+            before = distinct.get(name)
+            # A replacement that fails over from a carried one names that; what it stood in for at first stays.
+            same = before is not None and before.is_fallback and each.is_fallback
+            detail = before.detail if before is not None and same else first_detail(each.detail)
+            distinct[name] = replace(each, detail=detail)
+        for launch in distinct.values():
+            details.setdefault(launch.place, []).append(launch.detail)
+        return cls(triton, tuple(sorted(distinct.values(), key=lambda launch: _order(launch, details[launch.place]))))
 
     @classmethod
     def from_state(cls, state: object) -> CarriedChoices:
@@ -205,7 +227,7 @@ class CarriedChoices:
         read = candidates if isinstance(candidates, Candidates) else Candidates.of(candidates)
         live = dict(zip(read.ranked, read.live, strict=True))
         denied = tables.denied(name, key)
-        chosen = [index for index in indices if not self.launches[index].detail.startswith(_FALLBACK)]
+        chosen = [index for index in indices if not self.launches[index].is_fallback]
         if len(chosen) > 1:  # two autotuners over one kernel: the candidates say which choice was whose
             mine = [index for index in chosen if self.launches[index].config in live]
             if len(mine) > 1:
@@ -262,7 +284,7 @@ class CarriedChoices:
         """Keys for which more than one config was chosen, not counting replacements; one line each."""
         lines = []
         for (kernel, arch, _), indices in self._by_place.items():
-            chosen = [index for index in indices if not self.launches[index].detail.startswith(_FALLBACK)]
+            chosen = [index for index in indices if not self.launches[index].is_fallback]
             if len(chosen) > 1:
                 configs = ", ".join(self._text(index) for index in chosen)
                 lines.append(f"{kernel} [{self.launches[chosen[0]].key}] on {arch}: {configs}")
@@ -274,7 +296,7 @@ class CarriedChoices:
 
 
 def _resumed(detail: str) -> str:
-    return detail if detail.startswith(_RESUMED) else f"{_RESUMED}; {detail}" if detail else _RESUMED
+    return f"{RESUMED_PREFIX}; {detail}" if detail else RESUMED_PREFIX
 
 
 def gather_choices(mine: CarriedChoices, communicator: Communicator, timeout: float) -> CarriedChoices:

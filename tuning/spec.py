@@ -23,6 +23,8 @@ from typing import Any, Literal, get_args
 
 __all__ = [
     "CONFIG_DEFAULTS",
+    "FALLBACK_PREFIX",
+    "RESUMED_PREFIX",
     "SOURCES",
     "CandidateTiming",
     "Choice",
@@ -36,7 +38,10 @@ __all__ = [
     "canonical_json",
     "dtype_name",
     "encode_value",
+    "first_detail",
+    "is_fallback",
     "natural_order",
+    "replaces",
 ]
 
 Json = Any
@@ -345,6 +350,30 @@ class LaunchConfig:
         return " ".join(parts)
 
 
+FALLBACK_PREFIX = "in place of "
+"""How the detail of a choice begins that stands in for one that could not be launched."""
+
+RESUMED_PREFIX = "resumed from a checkpoint"
+"""How the detail of a choice begins that a checkpoint carried over; what it said before follows after ``"; "``."""
+
+
+def first_detail(detail: str) -> str:
+    """What the detail of a choice said when it was first made, before any checkpoint carried it over."""
+    while detail.startswith(RESUMED_PREFIX):
+        detail = detail[len(RESUMED_PREFIX) :].removeprefix("; ")
+    return detail
+
+
+def is_fallback(detail: str) -> bool:
+    """Whether a choice of this detail stands in for one that could not be launched, carried over or not."""
+    return first_detail(detail).startswith(FALLBACK_PREFIX)
+
+
+def replaces(detail: str, config: LaunchConfig) -> bool:
+    """Whether a choice of this detail stands in for ``config``."""
+    return first_detail(detail).startswith(f"{FALLBACK_PREFIX}{config}, ")
+
+
 @dataclass(frozen=True, eq=False)
 class Choice:
     """What was chosen for one kernel and key, by which rule, and from where.
@@ -371,6 +400,11 @@ class Choice:
     def launch_config(self) -> LaunchConfig:
         """The config as plain data."""
         return LaunchConfig.of(self.config)
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether it stands in for a choice that could not be launched."""
+        return is_fallback(self.detail)
 
     def __eq__(self, other: object) -> bool:
         # By content: Triton 3.2 compares configs by identity, later versions in keyword order and hooks included.

@@ -234,6 +234,21 @@ def test_among_replacements_the_first_in_the_order_of_fallback_is_frozen() -> No
         assert frozen.exact
 
 
+def test_of_a_resumed_run_the_choice_is_frozen_and_not_what_was_carried_for_its_failure() -> None:
+    carried = choice(32, detail="resumed from a checkpoint; in place of BLOCK=64, which failed with OutOfResources")
+    frozen = freeze(made(carried, choice(64, detail="resumed from a checkpoint")))
+    assert entries(frozen)["pkg.m.k"].config == LaunchConfig.build({"BLOCK": 64})
+    assert frozen.exact
+
+
+def test_of_a_run_resumed_with_a_replacement_that_is_frozen_where_it_failed_too() -> None:
+    carried = choice(32, detail="resumed from a checkpoint; in place of BLOCK=64, which failed with OutOfResources")
+    then = choice(16, detail=f"in place of {LaunchConfig.build({'BLOCK': 32})}, which failed with OutOfResources")
+    for order in ((carried, then), (then, carried)):
+        frozen = freeze(made(*order))
+        assert entries(frozen)["pkg.m.k"].config == LaunchConfig.build({"BLOCK": 32})
+
+
 def test_no_choice_is_an_error() -> None:
     with pytest.raises(TableError, match="freeze: expected choices in the manifest, found none"):
         freeze(made())

@@ -235,7 +235,8 @@ def test_a_replacement_that_was_launched_is_what_is_carried(table):
         assert run(autotuner(configs(16, 32, 64)), 8) == [32]
         (choice,) = tuning.choices()
         assert choice.detail.startswith(f"{RESUMED}; in place of BLOCK=64")
-        state = tuning.state_dict()
+        assert choice.is_fallback
+        assert tuning.state_dict() == state
     # A launch that cannot run it falls back to the cheaper 16, which comes after it ever after.
     tuner = autotuner(configs(16, 32, 64), stub=out_of_resources(32, when=lambda named: named["flag"] == 2))
     with tuning.install(pinned(table(64))):
@@ -244,6 +245,33 @@ def test_a_replacement_that_was_launched_is_what_is_carried(table):
         assert run(tuner, 8, flag=True) == [32]
         state = tuning.state_dict()
     assert [row["config"]["kwargs"]["BLOCK"] for row in state["choices"]] == [32, 16]
+    with tuning.install(pinned(table(64))):
+        tuning.load_state_dict(state)
+        run(autotuner(configs(16, 32, 64), stub=out_of_resources(32)), 8)
+        assert tuning.state_dict() == state
+
+
+@pytest.mark.parametrize("flags", [(1, 2, 3), (2, 3), (3,), ()])
+def test_a_resumed_run_that_does_the_same_has_the_state_that_it_was_given(table, flags):
+    """BLOCK=64 fails for flags 2 and 3, BLOCK=16 for 3 too."""
+
+    def stub() -> StubKernel:
+        def fails(config: LaunchConfig, named: dict[str, Any]) -> BaseException | None:
+            blocks = {1: (), 2: (64,), 3: (64, 16)}[named["flag"]]
+            return OutOfResources(9, 1, "shared memory") if named["BLOCK"] in blocks else None
+
+        return StubKernel(fails=fails)
+
+    with tuning.install(pinned(table(64))):
+        tuner = autotuner(configs(16, 32, 64), stub=stub())
+        launched = [run(tuner, 8, flag=flag) for flag in flags]
+        state = tuning.state_dict()
+    for _ in range(3):
+        with tuning.install(pinned(table(32))):
+            tuning.load_state_dict(state)
+            tuner = autotuner(configs(16, 32, 64), stub=stub())
+            assert [run(tuner, 8, flag=flag) for flag in flags] == launched
+            assert tuning.state_dict() == state
 
 
 @pytest.mark.parametrize("flags", [(1, 2, 3), (3, 2, 1), (2, 3, 1)])

@@ -467,6 +467,22 @@ def test_choices_that_differ_in_one_field_differ(change: dict[str, Any]) -> None
     assert canonical_json(choice(**change).to_json()) != canonical_json(choice().to_json())
 
 
+@pytest.mark.parametrize(
+    ("detail", "expected"),
+    [
+        ("", False),
+        ("resumed from a checkpoint", False),
+        ("resumed from a checkpoint; footprint 48", False),
+        ("in place of BLOCK=32, which failed", True),
+        ("resumed from a checkpoint; in place of BLOCK=32, which failed", True),
+        ("resumed from a checkpoint; resumed from a checkpoint; in place of BLOCK=32, which failed", True),
+        ("nearest entry, in place of none", False),
+    ],
+)
+def test_a_fallback_is_one_after_a_checkpoint_too(detail: str, expected: bool) -> None:
+    assert choice(detail=detail).is_fallback is expected
+
+
 def test_a_choice_is_not_equal_to_something_else() -> None:
     assert choice() != "exact"
 
