@@ -386,5 +386,6 @@ def test_the_time_that_a_check_waits_is_the_one_said():
 
 
 def test_tables_that_ship_are_the_ones_named():
-    named = set(re.findall(r"Tables for (.*?) come with", " ".join(README.split()))[0].replace("`", "").split(" and "))
+    sentence = re.findall(r"Tables for (.*?) come with", " ".join(README.split()))[0]
+    named = set(re.findall(r"`(\w+)`", sentence))
     assert named == {path.parent.name for path in (ROOT / "tables").glob("*/*.json")}
