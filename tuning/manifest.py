@@ -20,15 +20,14 @@ and what was found.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tuning._atomic import write_atomically
 from tuning._manifest_content import (
     SCHEMA_VERSION,
     AutotunerState,
@@ -126,18 +125,8 @@ def write_manifest(path: str | os.PathLike[str], manifest: Manifest) -> Path:
         TableError: it cannot be written.
     """
     target = Path(path)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with open(scratch, "xb") as file:
-            try:
-                file.write(manifest_bytes(manifest))
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(scratch, target)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(scratch)
-                raise
+        write_atomically(target, manifest_bytes(manifest))
     except OSError as error:
         raise TableError(
             f"manifest {target}: cannot be written ({error.strerror or error}); give a file in a folder that exists "

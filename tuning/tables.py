@@ -43,14 +43,13 @@ results are wrong.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tuning._atomic import write_atomically
 from tuning._table_index import DeniedIndex, RowIndex
 from tuning._table_rows import SCHEMA_VERSION, Denied, Entry, TableFile, render
 from tuning._table_scan import LoadedFile, load
@@ -153,33 +152,10 @@ def write_table(folder: str | os.PathLike[str], table: TableFile) -> Path:
     path = Path(folder) / table.arch / f"{table.package}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, data)
+        write_atomically(path, data)
     except OSError as error:
         fail(os.fspath(path), None, "a place that can be written", error.strerror or str(error))
     return path
-
-
-def _replace(path: Path, data: bytes) -> None:
-    # Beside the target, for a rename is atomic only within one file system; hidden and with another suffix, so that no
-    # reader takes it for a table. The mode is that of any new file: what the umask leaves.
-    temporary = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    with contextlib.suppress(OSError):  # some network file systems cannot sync a folder; the data itself is synced
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 _NOTHING: Mapping[LaunchConfig, Denied] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +154,17 @@ def test_a_checkpoint_without_choices_is_an_error_unless_told_otherwise(caplog, 
     with TrainingHook(policy(), require_choices=False) as hook, caplog.at_level(logging.WARNING, logger="tuning"):
         hook.load_state_dict(state)
     assert "resuming without the choices" in caplog.text
+
+
+def test_the_file_of_a_checkpoint_and_its_name_are_on_the_disk(tmp_path, monkeypatch):
+    steps = []
+    sync, rename = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("sync"), sync(handle))[1])
+    monkeypatch.setattr(os, "replace", lambda old, new: (steps.append("replace"), rename(old, new))[1])
+    with TrainingHook(policy(32)) as hook:
+        Model().step(1)
+        hook.save(tmp_path)
+    assert steps == ["sync", "replace", "sync"]
 
 
 def test_a_file_in_the_checkpoints_folder(tmp_path):

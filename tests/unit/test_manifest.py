@@ -317,6 +317,15 @@ def test_a_file_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypatc
     assert os.listdir(tmp_path) == ["run.json"]
 
 
+def test_the_content_is_on_disk_before_the_name_and_the_name_before_the_end(tmp_path, monkeypatch):
+    steps: list[str] = []
+    sync, rename = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("sync"), sync(handle))[1])
+    monkeypatch.setattr(os, "replace", lambda old, new: (steps.append("replace"), rename(old, new))[1])
+    write_manifest(tmp_path / "run.json", manifest())
+    assert steps == ["sync", "replace", "sync"]
+
+
 def test_a_missing_folder_and_a_missing_file_are_errors_that_name_them(tmp_path):
     with pytest.raises(TableError, match=r"run\.json: cannot be written") as caught:
         write_manifest(tmp_path / "none" / "run.json", manifest())

@@ -7,16 +7,15 @@ what the object to be loaded already holds: a list that has not been filled yet 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tuning._atomic import write_atomically
 from tuning.errors import TableError, TuningError
 from tuning.installation import Installation, active_installation, install, process_rank
 from tuning.policy import AutotunePolicy
@@ -236,18 +235,8 @@ class TrainingHook:
 
 
 def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with open(scratch, "x", encoding="utf-8") as file:
-            try:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(scratch, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(scratch)
-                raise
+        write_atomically(path, f"{text}\n".encode())
     except OSError as error:
         raise TuningError(
             f"state of choices: {path} cannot be written ({error.strerror or error}); expected the folder "
