@@ -82,7 +82,8 @@ class StubKernel:
 
 
 def configs(*blocks: int, **fields: Any) -> list[Any]:
-    return [triton.Config({"BLOCK": block}, **fields) for block in blocks]
+    # The default number of stages is 2 in Triton 3.2 and 3 later.
+    return [triton.Config({"BLOCK": block}, **{"num_stages": 3, **fields}) for block in blocks]
 
 
 class Bench:
