@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,12 +16,14 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
+_FOLDERS = ("--keep", "--out")
+
 
 def circumstances(packages: Sequence[str] = ("triton", "torch")) -> dict[str, Any]:
-    """Device, versions, commit, date and command of this run."""
+    """Device, versions, commit, date and command of this run; the command without the folders of the machine."""
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": " ".join(["python", "-m", "bench", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "bench", *without_folders(sys.argv[1:])]),
         "commit": os.environ.get("BENCH_COMMIT") or _commit(),
         "python": platform.python_version(),
         "cpu": platform.processor() or platform.machine(),
@@ -37,6 +40,21 @@ def circumstances(packages: Sequence[str] = ("triton", "torch")) -> dict[str, An
         found["device_count"] = torch.cuda.device_count()
         found["cuda"] = torch.version.cuda
     return found
+
+
+def without_folders(arguments: Sequence[str]) -> list[str]:
+    """Arguments of a benchmark, with ``DIR`` for the folders that its results and its files went to."""
+    shown: list[str] = []
+    follows = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        is_folder = len(name) > 2 and any(option.startswith(name) for option in _FOLDERS)  # argparse takes --ou, too
+        if follows:
+            shown.append("DIR")
+        else:
+            shown.append(f"{name}=DIR" if is_folder and equals else argument)
+        follows = is_folder and not equals and not follows
+    return shown
 
 
 def _version(package: str) -> str:
