@@ -26,7 +26,7 @@ from tuning.policy import AutotunePolicy, PolicyField, policy_fields, shown
 
 __all__ = ["add_arguments", "policy_from_args", "policy_from_mapping", "policy_from_yaml", "policy_to_argv"]
 
-DETERMINISTIC_FLAG = "--deterministic-mode"
+_DETERMINISTIC_FLAG = "--deterministic-mode"
 
 _SECTION = "triton_autotune"
 """Name of the YAML section, and prefix of the attributes on a namespace."""
@@ -85,9 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     for spec in policy_fields():
         group.add_argument(_flag(spec.name), dest=_dest(spec.name), default=argparse.SUPPRESS, **_form(spec))
-    if DETERMINISTIC_FLAG not in parser._option_string_actions:
+    if _DETERMINISTIC_FLAG not in parser._option_string_actions:
         group.add_argument(
-            DETERMINISTIC_FLAG,
+            _DETERMINISTIC_FLAG,
             action="store_true",
             help="Put the whole process into deterministic mode: environment, torch, attention and kernels, with the "
             "autotune mode pinned unless another is given. What cannot be made deterministic is refused.",

@@ -64,6 +64,7 @@ __all__ = [
     "Entry",
     "TableFile",
     "Tables",
+    "archs_in",
     "bundled_folder",
     "load_tables",
     "parse_table",

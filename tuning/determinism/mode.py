@@ -31,7 +31,7 @@ from tuning.determinism.lateness import nccl_group
 from tuning.determinism.refusal import one_of, refuse
 from tuning.determinism.torch_flags import restore_torch_flags, set_torch_flags
 
-__all__ = ["DeterministicMode", "deterministic_mode"]
+__all__ = ["DeterministicMode", "deterministic_mode", "mode_from_args"]
 
 logger = logging.getLogger("tuning.determinism")
 
