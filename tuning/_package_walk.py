@@ -28,28 +28,14 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 
-from .errors import TuningError
+from .errors import InventoryError
 
-__all__ = ["InventoryError", "Unimported", "Walk", "explain", "module_source", "package_without_init", "walk"]
+__all__ = ["Unimported", "Walk", "explain", "module_source", "package_without_init", "walk"]
 
 # Names of what is run by hand and not imported. `testing` is not among them: torch and others ship it as a library.
 _SKIPPED = re.compile(
     r"__main__|setup|conftest|tests?|test_.*|.*_tests?|(?:unit|functional)_?tests|scripts?|examples?|benchmarks?"
 )
-
-
-class InventoryError(TuningError):
-    """Autotuners were asked for that cannot be listed: the module does not import, or the figure was not computed.
-
-    Attributes:
-        module: the module or package asked for, or None.
-        reason: why, in one line.
-    """
-
-    def __init__(self, message: str, *, module: str | None = None, reason: str | None = None) -> None:
-        super().__init__(message)
-        self.module = module
-        self.reason = reason
 
 
 @dataclass(frozen=True)

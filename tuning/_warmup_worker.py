@@ -20,9 +20,9 @@ from typing import Any
 from ._autotuner_search import search
 from ._launch_specialization import heuristic_values, identity, stand_in_arguments
 from ._launch_target import SHARED_MEMORY, Compiled, build_driver_module, build_launcher, compile_config, compile_for
-from ._package_walk import InventoryError, package_without_init
+from ._package_walk import package_without_init
 from ._warmup_tasks import Failure, Task, Warmed
-from .errors import TuningError
+from .errors import InventoryError, TuningError
 from .interception import facts, live_candidates, resource_errors, seen_parameters, supported_triton
 from .policy import AutotunePolicy
 from .selection import Decision, decide

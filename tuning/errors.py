@@ -9,6 +9,7 @@
     ├── JournalError                a journal cannot be written, or is damaged, or lacks what was asked
     ├── DisagreementError           ranks launched different configs, or a rank sent what cannot be read
     │   └── AbsentRankError         a rank did not arrive at a check in time
+    ├── InventoryError              a module whose autotuners were asked for cannot be listed
     ├── UnsupportedTritonError      the installed Triton lacks what interception needs
     └── DeterminismError            deterministic mode refuses the process as it is
 
@@ -26,6 +27,7 @@ __all__ = [
     "AbsentRankError",
     "DeterminismError",
     "DisagreementError",
+    "InventoryError",
     "JournalError",
     "PolicyError",
     "TableError",
@@ -170,6 +172,20 @@ class AbsentRankError(DisagreementError):
         super().__init__(message, step=step, disagreements=disagreements)
         self.arrived = tuple(arrived)
         self.missing = tuple(missing)
+
+
+class InventoryError(TuningError):
+    """Autotuners were asked for that cannot be listed: the module does not import, or the figure was not computed.
+
+    Attributes:
+        module: the module or package asked for, or None.
+        reason: why, in one line.
+    """
+
+    def __init__(self, message: str, *, module: str | None = None, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.module = module
+        self.reason = reason
 
 
 class UnsupportedTritonError(TuningError):

@@ -43,7 +43,8 @@ from ._autotuner_info import (
 from ._autotuner_join import join, note_shared_names
 from ._autotuner_search import Binding, python_function, search
 from ._autotuner_source import ImportedSources, parse_source
-from ._package_walk import InventoryError, Unimported, package_without_init, walk
+from ._package_walk import Unimported, package_without_init, walk
+from .errors import InventoryError
 from .interception import AutotunerFacts, facts, supported_triton
 from .spec import Json
 from .tables import Tables, archs_in, bundled_folder, load_tables
@@ -53,7 +54,6 @@ __all__ = [
     "ChoiceCount",
     "Coverage",
     "Inventory",
-    "InventoryError",
     "Note",
     "NoteKind",
     "PolicyLike",

@@ -15,6 +15,7 @@ from tuning.errors import (
     AbsentRankError,
     DeterminismError,
     DisagreementError,
+    InventoryError,
     JournalError,
     PolicyError,
     TableError,
@@ -31,6 +32,7 @@ FIELDS: dict[type[TuningError], dict[str, Any]] = {
     JournalError: {"file": "run.rank0.journal", "offset": 4096},
     DisagreementError: {"step": 7, "disagreements": ("a.b.k M=1: ranks 0-5: X; ranks 6,7: Y",)},
     AbsentRankError: {"step": 7, "disagreements": ("x",), "arrived": (0, 2), "missing": (1,)},
+    InventoryError: {"module": "pkg.ops", "reason": "ImportError: no module named 'pkg'"},
     UnsupportedTritonError: {"found": "3.1.0", "supported": "3.2 to 3.9"},
     DeterminismError: {"problems": ("NCCL_ALGO must be Ring or Tree, got auto", "CUBLAS_WORKSPACE_CONFIG is unset")},
 }
@@ -119,3 +121,9 @@ def test_a_policy_error_about_a_value_that_does_not_pickle_pickles_all_the_same(
     back = pickle.loads(pickle.dumps(error))
     assert (back.message, back.field) == (error.message, "modules")
     assert back.value.startswith("<generator")
+
+
+def test_the_older_paths_of_an_error_lead_to_it() -> None:
+    from tuning import _package_walk, inventory
+
+    assert inventory.InventoryError is _package_walk.InventoryError is InventoryError

@@ -20,13 +20,12 @@ import triton
 
 from tuning._autotuner_search import search
 from tuning._autotuner_source import ModuleSource, counts_tokens
-from tuning.errors import TuningError
+from tuning.errors import InventoryError, TuningError
 from tuning.interception import AutotunerFacts, facts, find_autotuner
 from tuning.inventory import (
     AutotunerInfo,
     Coverage,
     Inventory,
-    InventoryError,
     TableCoverage,
     coverage,
     join,

@@ -21,6 +21,7 @@ HOMES = {
         "AbsentRankError",
         "DeterminismError",
         "DisagreementError",
+        "InventoryError",
         "JournalError",
         "PolicyError",
         "TableError",

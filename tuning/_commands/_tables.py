@@ -9,9 +9,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from ..checking import modules_of
-from ..errors import TableError
+from ..errors import InventoryError, TableError
 from ..interception import supported_triton
-from ..inventory import AutotunerInfo, Inventory, InventoryError, take_inventory
+from ..inventory import AutotunerInfo, Inventory, take_inventory
 from ..tables import TableFile, bundled_folder, read_table
 
 __all__ = ["Installed", "installed_autotuners", "read_folders"]
