@@ -18,7 +18,7 @@ from recordings import record
 
 import tuning
 from tuning import cli, errors
-from tuning.arguments import DETERMINISTIC_FLAG, add_arguments, policy_from_args, policy_from_mapping
+from tuning.arguments import add_arguments, policy_from_args, policy_from_mapping
 from tuning.callbacks.loops import CHOICES_FILE, STATE_KEY
 from tuning.journal import JournalWriter
 from tuning.policy import UNAVAILABLE, policy_fields
@@ -249,8 +249,24 @@ def test_the_callbacks_and_their_keys_are_named_as_they_are():
     assert f"under `{STATE_KEY}`" in README
 
 
+def test_deterministic_mode_of_a_framework(tmp_path: Path):
+    prelude = """
+import argparse
+import tuning
+args = tuning.add_arguments(argparse.ArgumentParser()).parse_args(["--deterministic-mode"])
+"""
+    after = """
+import torch
+print(tuning.active_policy().effective_mode(deterministic=True), torch.are_deterministic_algorithms_enabled())
+from tuning.determinism import mode_from_args
+print(type(mode_from_args(args)).__name__)
+"""
+    printed = run_block(prelude + blocks("python")[4] + after, cwd=tmp_path)
+    assert printed.splitlines() == ["pinned True", "DeterministicMode"]
+
+
 def test_every_python_block_is_run_above():
-    assert len(blocks("python")) == 4
+    assert len(blocks("python")) == 5
 
 
 def test_the_yaml_section_is_the_policy_of_the_python_block():
@@ -264,7 +280,7 @@ def test_the_yaml_section_is_the_policy_of_the_python_block():
 def test_every_public_name_that_is_mentioned_exists():
     mentioned = set(re.findall(r"\btuning\.([A-Za-z]\w*)", re.sub(r"\S*\.(?:json|md)\b", "", README)))
     assert mentioned
-    assert mentioned - {"callbacks"} <= set(tuning.__all__)
+    assert mentioned - {"callbacks", "determinism"} <= set(tuning.__all__)
 
 
 # --- tables and figures -----------------------------------------------------------------------------------------------
@@ -274,7 +290,7 @@ def test_the_flags_are_those_of_the_parser():
     listed = [cells[0].strip("`") for cells in table("flag")]
     added = [next(iter(action.option_strings)) for action in flags_parser()._actions if action.dest != "help"]
     assert listed == added
-    assert listed[-1] == DETERMINISTIC_FLAG
+    assert listed[-1] == "--deterministic-mode"
 
 
 def test_the_defaults_of_the_flags_are_those_of_the_policy():
@@ -389,3 +405,40 @@ def test_tables_that_ship_are_the_ones_named():
     sentence = re.findall(r"Tables for (.*?) come with", " ".join(README.split()))[0]
     named = set(re.findall(r"`(\w+)`", sentence))
     assert named == {path.parent.name for path in (ROOT / "tables").glob("*/*.json")}
+
+
+def result(name):
+    return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())
+
+
+def test_the_costs_are_those_of_the_committed_results():
+    launch = result("launch_h200")
+    for name, sides in launch["times"].items():
+        medians = [sides[side]["median_us"] for side in ("bare JIT", "pinned", "stock, one config", "stock, hit")]
+        row = f"| {name} | {' | '.join(f'{value:.1f}' for value in medians)} |"
+        assert row in README or name in ("12 arguments, pre_hook", "12 arguments, Heuristics outside"), row
+    prose = " ".join(README.split())
+    for fact in (f"Python {launch['python']}", launch["date"], f"`{launch['command'].split(' --out')[0]}`"):
+        assert fact in prose
+    cost = result("nccl_2x_h200")["cost"]
+    assert f"takes {cost['later_median_ms']:.1f} ms, the first one {cost['first_ms']:.1f} ms" in prose
+    warmup = result("warmup_h200")["summary"]
+    empty, full, after, took = (
+        warmup[name]
+        for name in (
+            "first step, pinned, empty cache [s]",
+            "first step, pinned, full cache [s]",
+            "first step, pinned, after warmup [s]",
+            "warmup [s]",
+        )
+    )
+    assert f"took {empty:.1f} s, after a warmup of {took:.1f} s it took {after:.1f} s, and {full:.1f} s" in prose
+
+
+def test_what_deterministic_mode_is_said_to_show_was_shown():
+    claims = {claim["claim"]: claim["holds"] for claim in result("determinism_h200")["claims"]}
+    for what in ("losses", "gradients", "weights"):
+        assert claims[f"mode on, two processes: {what} equal"]
+        assert claims[f"mode off, two processes: {what} differ"]
+    assert all(claims.values())
+    assert result("nccl_2x_h200")["equal digests"] == {"deterministic": True, "default": False}
