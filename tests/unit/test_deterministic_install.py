@@ -23,16 +23,20 @@ def _clean(monkeypatch):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def variables():
+    """The environment without what parts of torch add when they are first imported."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TORCHINDUCTOR")}
+
+
 def test_an_unset_mode_becomes_pinned_and_everything_is_undone():
-    before = dict(os.environ)
+    before = variables()
     with tuning.install(deterministic=True) as installed:
         assert installed.mode == "pinned"
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert not torch.are_deterministic_algorithms_enabled()
-    # Importing parts of torch may add variables of its own.
-    assert {k: v for k, v in os.environ.items() if not k.startswith("TORCHINDUCTOR")} == before
+    assert variables() == before
 
 
 def test_a_refusal_leaves_the_earlier_policy_and_the_process_alone(monkeypatch):
