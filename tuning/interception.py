@@ -41,7 +41,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from ._launch_key import KeyReader, constexpr_names
 from ._launch_specialization import identity, jit_function, parameters, read_launch
 from .errors import UnsupportedTritonError
-from .spec import CandidateTiming, Choice, Json, Kernel, Key, LaunchConfig, TuningRecord, dtype_name
+from .spec import FALLBACK_PREFIX, CandidateTiming, Choice, Json, Kernel, Key, LaunchConfig, TuningRecord, dtype_name
 
 __all__ = [
     "SUPPORTED_TRITON",
@@ -129,10 +129,12 @@ def current_arch() -> str:
     if running_under_interpreter():
         return "cpu"
     try:
-        target = driver.active.get_current_target()
+        current_target = driver.active.get_current_target
     except Exception:
         # No active driver is a RuntimeError or an AssertionError, by version; a driver of a test may lack the method.
         return "cpu"
+    # A driver that is there and fails is not the absence of a GPU: its error is the caller's to see.
+    target = current_target()
     arch = getattr(target, "arch", None)
     if getattr(target, "backend", None) == "cuda":
         return f"sm{arch}"
@@ -410,8 +412,9 @@ class _Plan:
         with self.lock:
             raw = self.reader.raw(args, kwargs)
             if self.fast is not self.reader.fast:
-                # A key value of a new kind changed the shape of raw keys: those kept so far can no longer match.
-                # Entries first, so that no other thread pairs a new extractor with old entries.
+                # A key value of a new kind changed the shape of raw keys: those kept so far can no longer match. A
+                # thread that pairs an old dict with the new extractor, or the other way round, finds nothing: raw
+                # keys of the two shapes are never equal.
                 self.entries = {}
                 self.fast = self.reader.fast
             self.entries[raw] = entry
@@ -757,7 +760,7 @@ class Interception:
         return order[position + 1 :]
 
     def _tell_of_fallback(self, choice: Choice, config: Any, error: BaseException) -> None:
-        detail = f"in place of {choice.launch_config}, which failed with {_one_line(error)}"
+        detail = f"{FALLBACK_PREFIX}{choice.launch_config}, which failed with {_one_line(error)}"
         logger.warning("%s [%s]: launching %s %s", choice.kernel, choice.key, LaunchConfig.of(config), detail)
         self._callbacks.chosen(
             Choice(choice.kernel, choice.key, config, choice.source, choice.origin, choice.arch, detail)

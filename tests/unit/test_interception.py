@@ -593,3 +593,30 @@ def test_configs_that_differ_in_one_launch_field_are_told_apart(recorder):
     for extra in fields:
         one, two = triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 32}, **extra)
         assert LaunchConfig.of(one).text != LaunchConfig.of(two).text
+
+
+def test_the_arch_is_cpu_without_a_driver_and_a_failing_drivers_error_is_the_callers(monkeypatch):
+    from triton.runtime.driver import driver
+
+    from tuning.interception import current_arch
+
+    class Target:
+        backend, arch = "cuda", 90
+
+    class Driver:
+        def get_current_target(self):
+            if failing:
+                raise RuntimeError("CUDA error: unspecified launch failure")
+            return Target
+
+    def none(self):
+        raise RuntimeError("0 active drivers")
+
+    failing = False
+    monkeypatch.setattr(type(driver), "active", property(lambda self: Driver()), raising=False)
+    assert current_arch() == "sm90"
+    failing = True
+    with pytest.raises(RuntimeError, match="unspecified launch failure"):
+        current_arch()
+    monkeypatch.setattr(type(driver), "active", property(none), raising=False)
+    assert current_arch() == "cpu"

@@ -889,7 +889,7 @@ def test_every_arch_with_a_table_is_looked_up_by_default(make: Maker, tmp_path: 
 
 
 def info_of(kernel: str = "p.m.k", *, candidates: int = 2, **fields: Any) -> AutotunerInfo:
-    listed = tuple(LaunchConfig.of(triton.Config({"BLOCK": 2**index})) for index in range(candidates))
+    listed = tuple(LaunchConfig.of(triton.Config({"BLOCK": 2**index}, num_stages=3)) for index in range(candidates))
     return AutotunerInfo(kernel=kernel, module="p.m", candidates=listed, key_names=("n",), **fields)
 
 
