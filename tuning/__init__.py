@@ -106,6 +106,10 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "manifest":
+        # The module, which installation makes callable: ``tuning.manifest()`` describes the run.
+        importlib.import_module(".installation", __name__)
+        return importlib.import_module(".manifest", __name__)
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,10 +18,11 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
+from . import manifest as manifest_module
 from .errors import DeterminismError, PolicyError, TuningError
 from .interception import AutotunerFacts, Interception, Treatment, current_arch, device_facts
 from .journal import JournalWriter
@@ -535,11 +536,12 @@ class Installation:
 
     # -- agreement --
 
-    def verify(self, group: Any = None, *, step: int | None = None) -> bool:
+    def verify(self, group: Any = None, *, step: int | None = None, timeout: float | None = None) -> bool:
         """See :func:`verify_choices`."""
         # A generator: an error while it runs is told to all ranks, which would otherwise wait for this one.
         launched = self._launched()
-        return self._verifier.check(launched, group=group, step=step, strict=self.policy.verify_strict).agreed
+        strict = self.policy.verify_strict
+        return self._verifier.check(launched, group=group, step=step, strict=strict, timeout=timeout).agreed
 
     def _launched(self) -> Iterator[Launched]:
         for choice in self.choices:
@@ -717,11 +719,12 @@ def _in_process_group() -> bool:
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
-def verify_choices(group: Any = None) -> bool:
+def verify_choices(group: Any = None, *, timeout: float | None = None) -> bool:
     """Compare what the ranks of a group have launched. Call it where all of them arrive.
 
     Args:
         group: a torch process group; the default group when None.
+        timeout: how long to wait for a rank, in seconds; None: 300 s.
 
     Returns:
         Whether all agree, and the same on each rank. True outside a process group.
@@ -733,11 +736,16 @@ def verify_choices(group: Any = None) -> bool:
     """
     if not _in_process_group():
         return True
-    return _require_installation("verify_choices").verify(group)
+    return _require_installation("verify_choices").verify(group, timeout=timeout)
 
 
-def maybe_verify_choices(step: int, group: Any = None) -> bool | None:
+def maybe_verify_choices(step: int, group: Any = None, *, timeout: float | None = None) -> bool | None:
     """:func:`verify_choices` at every step that is a multiple of the policy's ``verify_every``.
+
+    Args:
+        step: the training step, the same on all ranks.
+        group: a torch process group; the default group when None.
+        timeout: how long to wait for a rank, in seconds; None: 300 s.
 
     Returns:
         The verdict, or None where no check is due at this step or no policy is installed.
@@ -748,7 +756,7 @@ def maybe_verify_choices(step: int, group: Any = None) -> bool | None:
     installation = _current
     if installation is None or installation.policy.verify_every == 0 or step % installation.policy.verify_every:
         return None
-    return installation.verify(group, step=step)
+    return installation.verify(group, step=step, timeout=timeout)
 
 
 def state_dict(*, all_ranks: bool = False, group: Any = None) -> dict[str, Json]:
@@ -785,3 +793,22 @@ def load_state_dict(state: Mapping[str, Json]) -> None:
         Whatever is raised, no choice has been loaded.
     """
     _require_installation("load_state_dict").load_state_dict(state)
+
+
+class _ManifestModule(ModuleType):
+    """``tuning.manifest`` is the module of manifests and, called, the manifest of the installed policy.
+
+    The public name of the function is that of the module. Giving the module a call keeps both names, where a function
+    that shadowed it would break ``tuning.manifest.read_manifest`` once this file is imported.
+    """
+
+    def __call__(self) -> Manifest:
+        """What the installed policy has run so far.
+
+        Raises:
+            TuningError: no policy is installed.
+        """
+        return _require_installation("manifest").manifest()
+
+
+manifest_module.__class__ = _ManifestModule

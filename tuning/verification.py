@@ -45,6 +45,13 @@ DEFAULT_TIMEOUT_SECONDS = 300.0
 ranks may be that far apart; shorter than the 600 s after which torch's NCCL watchdog ends the process unheard."""
 
 
+def _positive(timeout: float) -> float:
+    """``timeout``, if it is a positive number of seconds; a ``ValueError`` else."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
+    return timeout
+
+
 class GroupVerifier:
     """Checks of one group over one communicator.
 
@@ -60,14 +67,24 @@ class GroupVerifier:
         self._timeout = timeout
         self._agreement = Agreement(communicator.rank, communicator.ranks)
 
-    def check(self, launched: Iterable[Launched], *, step: int | None = None, strict: bool = False) -> Verdict:
+    def check(
+        self,
+        launched: Iterable[Launched],
+        *,
+        step: int | None = None,
+        strict: bool = False,
+        timeout: float | None = None,
+    ) -> Verdict:
         """Compare with the other ranks, who all call this too; see :meth:`tuning._check_protocol.Agreement.check`.
+
+        Args:
+            timeout: how long to wait for a rank at this check, in seconds; None: as set for all.
 
         Raises:
             DisagreementError: see :meth:`tuning._check_protocol.Agreement.check`.
             AbsentRankError: a rank did not arrive within the timeout, or was lost on the way.
         """
-        communicator, timeout = self._communicator, self._timeout
+        communicator, timeout = self._communicator, self._timeout if timeout is None else _positive(timeout)
         communicator.meet(step, timeout)
         check = self._agreement.check(launched, step=step, strict=strict)
         try:
@@ -144,13 +161,17 @@ class Verifier:
     """
 
     def __init__(self, *, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
-        if not timeout > 0:
-            raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
-        self._timeout = timeout
+        self._timeout = _positive(timeout)
         self._groups: dict[str, tuple[Any, GroupVerifier]] = {}
 
     def check(
-        self, launched: Iterable[Launched], *, group: Any = None, step: int | None = None, strict: bool = False
+        self,
+        launched: Iterable[Launched],
+        *,
+        group: Any = None,
+        step: int | None = None,
+        strict: bool = False,
+        timeout: float | None = None,
     ) -> Verdict:
         """Compare with the other ranks of ``group`` (None: the world); see :meth:`GroupVerifier.check`.
 
@@ -169,4 +190,4 @@ class Verifier:
         if known is None or known[0] is not group:
             known = (group, GroupVerifier(TorchCommunicator(group), timeout=self._timeout))
             self._groups[group.group_name] = known
-        return known[1].check(launched, step=step, strict=strict)
+        return known[1].check(launched, step=step, strict=strict, timeout=timeout)

@@ -557,3 +557,23 @@ def test_the_rank_of_a_group_that_is_gone_still_names_the_manifest(tmp_path, mon
         monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["m.rank2.json"]
     assert (installed.manifest().environment.rank, installed.manifest().environment.world_size) == (2, 4)
+
+
+def test_the_manifest_of_the_run_is_one_call_and_its_module_stays_a_module():
+    from tuning.manifest import read_manifest
+
+    with tuning.install(pinned()) as installed:
+        run(autotuner(configs(16, 32)))
+        assert tuning.manifest() == installed.manifest()
+        assert len(tuning.manifest().choices) == 1
+    assert tuning.manifest.read_manifest is read_manifest
+    with pytest.raises(tuning.TuningError, match="no policy is installed"):
+        tuning.manifest()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5", True])
+def test_a_timeout_is_a_positive_number_of_seconds(timeout):
+    from tuning.verification import Verifier
+
+    with pytest.raises(ValueError, match="positive number of seconds"):
+        Verifier(timeout=timeout)
