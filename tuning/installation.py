@@ -16,6 +16,7 @@ import platform
 import socket
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -131,6 +132,7 @@ class _Session:
         self._described = False
         self._tables: dict[str, Tables] = {}
         self.said: set[tuple[str, str, str]] = set()
+        self._missed: set[str] = set()
         self.carried: CarriedChoices | None = None
 
     # -- tables --
@@ -187,14 +189,16 @@ class _Session:
 
     def _announce(self, autotuner: AutotunerFacts, name: str, in_scope: bool, invariant: bool) -> None:
         count = len(autotuner.candidates)
-        if not in_scope and self.mode == "pinned":
+        if not in_scope and self.mode != "auto":
             logger.warning(
-                "%s has %d candidates and lies outside the policy's modules (%s): Triton times it. "
-                "Add %r to modules to pin it",
+                "%s has %d candidates and lies outside the policy's modules (%s): Triton times it%s. "
+                "Add %r to modules to %s it",
                 name,
                 count,
                 " ".join(self.policy.modules) or "none",
+                "" if self.mode == "pinned" else ", and nothing is journaled",
                 autotuner.kernel.package,
+                "pin" if self.mode == "pinned" else "record",
             )
         elif self.policy.enumerate_autotuners:
             state = (
@@ -226,7 +230,20 @@ class _Session:
             decision = decide(kernel, key, arch, candidates, tables, self.policy, chaos_rank=rank, triton=self.triton)
         for notice in decision.notices:
             self.say(kernel.qualified_name, notice)
+        if decision.choice.source == "cheapest":
+            self._say_miss(kernel.qualified_name, key, arch)
         return decision
+
+    def _say_miss(self, kernel: str, key: Key, arch: str) -> None:
+        """Once for each kernel that a table knows: whoever made the table expects its entries to be used."""
+        entries = len(self.tables(arch).entries(kernel))
+        with self.lock:
+            if not entries or kernel in self._missed:
+                return
+            self._missed.add(kernel)
+        count = f"{entries} entries" if entries > 1 else "one entry"
+        text = f"{kernel} on {arch}: {count} in the tables and none for [{key}]: the cheapest candidate is taken, "
+        self.say(kernel, Notice("miss", text + "which may be slow; record this key. Later misses are not logged"))
 
     def _resume(self, kernel: Kernel, key: Key, arch: str, candidates: Sequence[Any]) -> Decision | None:
         carried = self.carried
@@ -378,6 +395,7 @@ class Installation:
             return
         self._closed = True
         atexit.unregister(self._close)
+        logger.info("%s", self.summary())
         if self._session.writer is not None:
             self._session.writer.close()
         path = self._manifest_path
@@ -418,6 +436,12 @@ class Installation:
         """Benchmarks of single candidates, by autotuners in scope, since installation."""
         with self._session.lock:
             return sum(self._session.benchmarks.values())
+
+    def summary(self) -> str:
+        """One line: how many choices each rule made, and how many candidates were timed."""
+        counts = Counter(choice.source for choice in self.choices)
+        made = ", ".join(f"{count} {source}" for source, count in sorted(counts.items())) or "none"
+        return f"mode {self.mode}: choices: {made}; {self.benchmarks} candidates timed"
 
     @property
     def reached(self) -> tuple[tuple[AutotunerFacts, Treatment], ...]:

@@ -577,3 +577,24 @@ def test_a_timeout_is_a_positive_number_of_seconds(timeout):
 
     with pytest.raises(ValueError, match="positive number of seconds"):
         Verifier(timeout=timeout)
+
+
+def test_recording_names_what_lies_outside_its_scope(tmp_path, caplog):
+    tuner = autotuner(configs(16, 32))
+    with tuning.install(AutotunePolicy(record_path=str(tmp_path / "run"), modules=("json",))):
+        run(tuner)
+    assert caplog.text.count("nothing is journaled. Add 'stub_kernels' to modules to record it") == 1
+
+
+def test_a_miss_is_said_once_for_a_kernel_that_a_table_knows(tmp_path, caplog):
+    write(tmp_path, entry(32, KEY))
+    tuner = autotuner(configs(16, 32))
+    other = autotuner(configs(16, 32), stub=StubKernel(fn=other_kernel))
+    policy = AutotunePolicy(mode="pinned", modules=("stub_kernels", __name__), table_path=(str(tmp_path),))
+    with caplog.at_level(logging.INFO, "tuning"), tuning.install(policy) as installed:
+        for n in (8, 9, 10):
+            run(tuner, n)
+            run(other, n)
+        assert [kind for kind, _ in installed.manifest().notices] == ["miss"]
+    assert caplog.text.count("one entry in the tables and none for [n=9") == 1
+    assert "mode pinned: choices: 5 cheapest, 1 exact; 0 candidates timed" in caplog.text

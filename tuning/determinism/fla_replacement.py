@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from tuning.determinism.patching import MISSING, Patches, own_attributes
 from tuning.determinism.refusal import one_of, refusal, refuse
 
 __all__ = ["ALL_PARTS", "PARTS", "FlaReplacement", "Part", "replace_in_fla"]
+
+logger = logging.getLogger("tuning.determinism")
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ class FlaReplacement:
         watched = [name for part in self.parts for name in part.modules]
         self._watch = ImportWatch(watched, self._imported)
         self._applied = False
+        self._announced: set[str] = set()
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -183,6 +187,13 @@ class FlaReplacement:
                 self._replace(part, module)
 
     def _replace(self, part: Part, module: ModuleType) -> None:
+        if part.name not in self._announced:
+            self._announced.add(part.name)
+            logger.warning(
+                "FLA's %s is replaced by a torch-native form while deterministic mode is on: reproducible, and slower "
+                "(tuning/determinism/README.md has figures); DeterministicMode(fla=False) keeps FLA's, pinned",
+                part.name,
+            )
         for name, place in part.functions.items():
             original = own_attributes(module).get(name, MISSING)
             if original is not MISSING and getattr(original, _MARK, False) is not True:
