@@ -35,7 +35,9 @@ def blocks(language: str) -> list[str]:
     return [text for found, text in BLOCKS if found == language]
 
 
-COMMANDS = [line for text in blocks("sh") for line in text.splitlines()]
+# A backslash at the end of a line joins it with the next, as in a shell.
+COMMANDS = [line for text in blocks("sh") for line in re.sub(r"\\\n\s*", "", text).splitlines()]
+PROSE = " ".join(README.split())
 
 
 def table(first_header: str) -> list[list[str]]:
@@ -71,10 +73,12 @@ def test_the_two_commands_of_a_fresh_machine_stand_on_the_first_screen():
 
 def test_what_is_installed_exists():
     text = (ROOT / "pyproject.toml").read_text()
-    extras = set(re.findall(r"^(\w+) = \[", text.partition("[project.optional-dependencies]")[2], re.MULTILINE))
+    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
     named = {extra for line in COMMANDS for extra in re.findall(r"\.\[(\w+)\]", line)}
     assert named == {"demo", "test"}
-    assert named <= extras
+    sentence = re.findall(r"Further extras: (.*?)\. ", PROSE)[0]
+    assert named | set(re.findall(r"`(\w+)`", sentence)) == extras
     assert 'triton-tuning = "tuning.cli:main"' in text
 
 
@@ -98,6 +102,19 @@ def test_flags_of_training_commands_make_a_policy(line: str):
     argv = shlex.split(line)
     policy = policy_from_args(flags_parser().parse_args(argv[argv.index("train.py") + 1 :]))
     assert policy.effective_mode() in ("record", "pinned")
+    assert policy.modules == ("mamba_ssm", "fla")  # recorded and pinned alike
+    assert policy.verify_every == (100 if policy.effective_mode() == "pinned" else 0)
+
+
+def test_a_journals_name_is_the_one_said(tmp_path: Path):
+    said = re.search(r"`<prefix>(\S+)`", README)
+    assert said is not None
+    with JournalWriter(str(tmp_path / "run"), Environment(arch="sm90", rank=3)) as writer:
+        pass
+    expected = "run" + said[1]
+    for name, pattern in {"N": "3", "host": r"[\w-]+", "pid": str(os.getpid()), "random": "[0-9a-f]+"}.items():
+        expected = expected.replace(f"<{name}>", pattern)
+    assert re.fullmatch(expected, Path(writer.path).name)
 
 
 def test_recording_merging_showing_and_checking_as_written(
@@ -433,6 +450,59 @@ def test_the_costs_are_those_of_the_committed_results():
         )
     )
     assert f"took {empty:.1f} s, after a warmup of {took:.1f} s it took {after:.1f} s, and {full:.1f} s" in prose
+
+
+def test_the_versions_of_ci_are_those_it_runs():
+    script = (ROOT / ".ci" / "run").read_text()
+    others = re.findall(r"other_tritons=\((.*?)\)", script)[0].split()
+    tritons = sorted({version.rpartition(".")[0] for version in others} | {"3.6"})
+    assert 'stage "tests, Triton 3.6"' in script
+    assert f"CI runs Python 3.11 with Triton {', '.join(tritons[:-1])} and {tritons[-1]}" in PROSE
+
+
+def test_the_costs_of_deterministic_mode_are_the_measured_ones():
+    first = result("determinism_h200")["runs"]["fla1"]
+    names = {
+        "gated delta rule": "gated_delta_rule",
+        "GDN-2": "gdn2",
+        "L2 norm": "l2norm",
+        "short convolution": "causal_conv1d",
+    }
+
+    def shown(value: float | None) -> str:
+        if value is None:
+            return "refuses its backward"
+        return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+    rows = {name: [shown(first[part][side]) for side in ("native_ms", "fla_pinned_ms")] for name, part in names.items()}
+    assert {cells[0]: cells[1:] for cells in table("part of FLA")} == rows
+    native, theirs = (shown(first["delta_rule"][side]) for side in ("native_ms", "fla_pinned_ms"))
+    assert f"the torch-native form took {native} ms and FLA's {theirs} ms" in PROSE
+
+
+def test_the_words_that_are_explained_are_those_in_use():
+    words = [cells[0] for cells in table("word")]
+    source = " ".join(path.read_text() for path in (ROOT / "tuning").rglob("*.py"))
+    assert len(words) == 5
+    assert [word for word in words if word not in source.replace("_", " ")] == []
+
+
+def test_the_recordings_of_the_sm90_table_are_counted():
+    count = len(list((ROOT / "bench" / "data" / "journals").glob("*.journal")))
+    assert (count, len(FIGURES["recorded"])) == (4, 3)
+    assert "merges four recordings, one more than the three of the figures" in PROSE
+    said = " ".join((ROOT / "bench" / "README.md").read_text().split())
+    assert "`journals/` (four recordings" in said
+
+
+def test_the_results_of_the_benchmarks_are_listed():
+    listed = re.findall(r"^\| `(\w+)\.json`", (ROOT / "bench" / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "bench" / "results").glob("*.json"))
+
+
+def test_lines_of_prose_are_short():
+    long = [line for line in README.splitlines() if len(line) > 116 and not line.startswith("|")]
+    assert long == []
 
 
 def test_what_deterministic_mode_is_said_to_show_was_shown():
