@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -13,6 +14,8 @@ __all__ = ["write_atomically"]
 def write_atomically(path: Path, data: bytes) -> None:
     """Write or replace a file: a reader sees the old bytes or the new, and with several writers the last one wins.
 
+    A symbolic link stays one: what it points to is written.
+
     The bytes are on the disk when this returns, and so is the name, where the file system can say so.
 
     Raises:
@@ -20,7 +23,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     # Beside the target, for a rename is atomic only within one file system; hidden and with another suffix, so that no
     # reader takes it for the file. The mode is that of any new file: what the umask leaves.
-    temporary = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(8)}.tmp"
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        # A rename would put a file in the place of a device, such as /dev/null.
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    temporary = path.parent / f".{secrets.token_hex(16)}.tmp"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as stream:

@@ -170,7 +170,10 @@ class KeyReader:
         """
         parts: list[Any] = []
         for name, value in self.named(args, kwargs).items():
-            if hasattr(value, "data_ptr"):
+            if _is_torch_dtype(value):
+                # Stands for a tensor where a kernel is warmed up; Triton takes it for an aligned one.
+                parts.append((name, str(value), True))
+            elif hasattr(value, "data_ptr"):
                 parts.append((name, str(value.dtype), value.data_ptr() % 16 == 0))
             elif type(value) is int and name not in self.constexprs:
                 width = 32 if -(2**31) <= value < 2**31 else 64 if value < 2**63 else 65

@@ -26,6 +26,7 @@ Differences between Triton 3.2 and 3.9 are met here: configs compare by identity
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import logging
@@ -376,6 +377,7 @@ class _Plan:
     __slots__ = (
         "by_text",
         "configs",
+        "count",
         "entries",
         "fast",
         "kernel",
@@ -396,6 +398,7 @@ class _Plan:
         self.pinned = treatment == "pinned"
         self.kernel = kernel
         self.configs = autotuner.configs
+        self.count = len(autotuner.configs)
         self.reader = KeyReader(autotuner.arg_names, autotuner.keys, constexpr_names(autotuner.base_fn))
         self.fast = self.reader.fast
         self.entries: dict[Any, _Entry] = {}
@@ -407,6 +410,10 @@ class _Plan:
         # By key: launches told apart as finely as cheaply, and what of it differs for the compiler.
         self.specializations: dict[str, tuple[set[tuple[Any, ...]], set[str]]] = {}
 
+    def is_of(self, autotuner: Any) -> bool:
+        """Whether the candidates are still those that were planned for, so far as their list and its length tell."""
+        return self.configs is autotuner.configs and self.count == len(autotuner.configs)
+
     def remember(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], entry: _Entry) -> None:
         """Let later launches like this one find the entry by raw key."""
         with self.lock:
@@ -417,7 +424,8 @@ class _Plan:
                 # keys of the two shapes are never equal.
                 self.entries = {}
                 self.fast = self.reader.fast
-            self.entries[raw] = entry
+            with contextlib.suppress(TypeError):  # an argument's dtype cannot be hashed: found by text each time
+                self.entries[raw] = entry
 
 
 class _Patch(NamedTuple):
@@ -430,12 +438,16 @@ class _Patch(NamedTuple):
 def _shadow(autotuner: Any, **changes: Any) -> Any:
     shadow = object.__new__(type(autotuner))
     shadow.__dict__.update(autotuner.__dict__)
-    shadow.__dict__.update(changes)
+    for name, value in changes.items():
+        setattr(shadow, name, value)  # and not into __dict__, which a property of a subclass would hide
     return shadow
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = ""  # an error that cannot say what it is must not take the place of what it reports
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
 
 
@@ -520,7 +532,7 @@ class Interception:
     def _plan(self, autotuner: Any) -> _Plan:
         read = facts(autotuner)
         treatment = self._callbacks.reached(read)
-        identity, configs = id(autotuner), autotuner.configs
+        identity = id(autotuner)
         plans = self._plans
 
         def forget(ref: weakref.ref[Any]) -> None:
@@ -531,7 +543,7 @@ class Interception:
         plan = _Plan(autotuner, treatment, read.kernel, weakref.ref(autotuner, forget))
         with self._plans_lock:
             known = plans.get(identity)
-            if known is not None and known.ref() is autotuner and known.configs is configs:
+            if known is not None and known.ref() is autotuner and known.is_of(autotuner):
                 return known
             if self._active:
                 plans[identity] = plan
@@ -573,7 +585,7 @@ class Interception:
             if not interception._active:
                 return interception._successors.get("warmup", original)(self, *args, **kwargs)
             plan = interception._plans.get(id(self))
-            if plan is None or plan.configs is not self.configs:
+            if plan is None or not plan.is_of(self):
                 plan = interception._plan(self)
             if plan.treatment != "pinned":
                 return original(self, *args, **kwargs)
@@ -604,7 +616,7 @@ class Interception:
         if not self._active:
             return self._successors.get("run", original)(autotuner, *args, **kwargs)
         plan = self._plans.get(id(autotuner))
-        if plan is None or plan.configs is not autotuner.configs:
+        if plan is None or not plan.is_of(autotuner):
             plan = self._plan(autotuner)
         if plan.treatment == "ignore" or len(autotuner.configs) == 1:
             return original(autotuner, *args, **kwargs)
@@ -615,6 +627,7 @@ class Interception:
         key = None
         if entry is None:
             key = plan.reader.typed(args, kwargs)
+            self._say_opaque(plan, key)
             entry = plan.by_text.get(key.text)
             if entry is not None:
                 plan.remember(args, kwargs, entry)
@@ -629,6 +642,26 @@ class Interception:
         self._check_unkeyed(plan, entry, args, kwargs)
         self._check_specialization(plan, autotuner, entry, args, kwargs)
         return self._launch(autotuner, entry, args, kwargs)
+
+    @staticmethod
+    def _say_opaque(plan: _Plan, key: Key) -> None:
+        """A key value of unknown type is told from others of its type by nothing: say so, once."""
+        for name, text in key.values:
+            if '{"opaque":' in text and f"opaque {name}" not in plan.warned:
+                plan.warned.add(f"opaque {name}")
+                logger.warning(
+                    "%s: key argument %r holds %s, whose content has no stable text: all values of this type count as "
+                    "one key and get one config",
+                    plan.kernel.qualified_name,
+                    name,
+                    text,
+                )
+
+    def after_fork(self) -> None:
+        """In a child process: locks that a thread of the parent may have held are made anew."""
+        self._plans_lock = threading.Lock()
+        for plan in list(self._plans.values()):
+            plan.lock = threading.RLock()
 
     @staticmethod
     def _launch(autotuner: Any, entry: _Entry, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -739,18 +772,22 @@ class Interception:
                 result = original(_shadow(autotuner, configs=[config]), *args, **kwargs)
             except self._resource_errors:
                 continue
-            replacement = _Entry(config, entry.key, entry.decision)
-            replacement.noted = True
-            with plan.lock:
-                known = plan.by_text.setdefault(entry.key.text, entry)
-                plan.remember(args, kwargs, known)
-                specialization = plan.reader.specialization(args, kwargs)
-                first = known.fallbacks is None or config not in [item.config for item in known.fallbacks.values()]
-                known.fallbacks = {**(known.fallbacks or {}), specialization: replacement}
-            if first:
+            if self._keep_fallback(plan, entry, config, args, kwargs):
                 self._tell_of_fallback(choice, config, error)
             return result
         raise error
+
+    @staticmethod
+    def _keep_fallback(plan: _Plan, entry: _Entry, config: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
+        """Remember what replaces an entry's config for launches like this one; whether it is new for the key."""
+        replacement = _Entry(config, entry.key, entry.decision)
+        replacement.noted = True
+        with plan.lock:
+            known = plan.by_text.setdefault(entry.key.text, entry)
+            specialization = plan.reader.specialization(args, kwargs)
+            first = known.fallbacks is None or all(item.config is not config for item in known.fallbacks.values())
+            known.fallbacks = {**(known.fallbacks or {}), specialization: replacement}
+        return first
 
     @staticmethod
     def _after(entry: _Entry) -> list[Any]:
@@ -783,7 +820,8 @@ class Interception:
         failure: Exception | None = None
         assert entry.decision is not None
         choice = entry.decision.choice
-        for config in [entry.config, *self._after(entry)]:
+        replaced = (entry.fallbacks or {}).get(plan.reader.specialization(args, kwargs), entry)
+        for config in [replaced.config, *self._after(replaced)]:
             alone = _shadow(autotuner, configs=[config], early_config_prune=None, perf_model=None)
             try:
                 result = original(alone, *args, **kwargs)
@@ -791,13 +829,9 @@ class Interception:
                 failure = failure or error
                 continue
             if config is not entry.config:
-                replacement = _Entry(config, key, entry.decision)
-                replacement.noted = True
-                with plan.lock:
-                    plan.by_text[key.text] = replacement
-                    plan.entries = {raw: e for raw, e in plan.entries.items() if e.key.text != key.text}
-                assert failure is not None
-                self._tell_of_fallback(choice, config, failure)
+                # As for a launch: other specializations of the key keep the config that was chosen.
+                if self._keep_fallback(plan, entry, config, args, kwargs) and failure is not None:
+                    self._tell_of_fallback(choice, config, failure)
                 return result
             with plan.lock:
                 known = plan.by_text.setdefault(key.text, entry)

@@ -14,7 +14,9 @@ text is the same in tables, journals, checks between ranks and logs.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -63,14 +65,20 @@ def dtype_name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+_LONGEST_DECIMAL_BITS = 8192
+
+
 def _qualified(obj: Any) -> str:
     return f"{getattr(obj, '__module__', '?')}.{getattr(obj, '__qualname__', getattr(obj, '__name__', '?'))}"
 
 
 def _to_json(value: Any) -> Json:
     kind = type(value)
-    if value is None or kind is bool or kind is int or kind is str:
+    if value is None or kind is bool or kind is str:
         return value
+    if kind is int:
+        # Python refuses to write longer ones in decimal.
+        return value if value.bit_length() <= _LONGEST_DECIMAL_BITS else {"int": hex(value)}
     if kind is float:
         return {"float": repr(value)}
     if isinstance(value, enum.Enum):
@@ -84,15 +92,32 @@ def _to_json(value: Any) -> Json:
         return {"dict": sorted(pairs, key=lambda pair: str(pair[0]))}
     if kind is bytes:
         return {"bytes": value.hex()}
+    if kind is complex:
+        return {"complex": [repr(value.real), repr(value.imag)]}
+    if kind is frozenset or kind is set:
+        return {kind.__name__: sorted((_to_json(item) for item in value), key=canonical_json)}
+    if kind is range:
+        return {"range": [value.start, value.stop, value.step]}
+    if kind is functools.partial:
+        return {"partial": [_to_json(value.func), _to_json(value.args), _to_json(value.keywords)]}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [[field.name, _to_json(getattr(value, field.name))] for field in dataclasses.fields(value)]
+        return {"dataclass": [_qualified(kind), fields]}
     module = kind.__module__ or ""
     root = module.partition(".")[0]
     if root == "torch" and kind.__name__ == "dtype":
         return {"dtype": dtype_name(value)}
     if root == "numpy" and not isinstance(value, type):
         if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-            return {"numpy": [str(value.dtype), _to_json(value.item())]}
+            item = value.item()
+            # Where Python has no such type (long double), the item is the value again.
+            return {"numpy": [str(value.dtype), repr(item) if type(item) is kind else _to_json(item)]}
         if not hasattr(value, "dtype"):
             return {"dtype": f"numpy.{value}"}
+    if root == "torch" and kind.__name__ in ("device", "layout", "memory_format"):
+        return {f"torch.{kind.__name__}": str(value)}
+    if root in ("decimal", "_decimal", "fractions") and kind.__name__ in ("Decimal", "Fraction"):
+        return {kind.__name__.lower(): str(value)}
     if root == "triton":
         if kind.__name__ == "constexpr":
             return {"constexpr": _to_json(value.value)}
@@ -104,7 +129,11 @@ def _to_json(value: Any) -> Json:
         # Reading a device tensor would synchronise and the value would differ between steps: only its dtype is a key.
         return {"tensor": dtype_name(value.dtype)}
     if callable(value):
-        return {"function": _qualified(getattr(value, "fn", value))}
+        function = getattr(value, "fn", value)
+        code = getattr(function, "__code__", None)
+        name = _qualified(function)
+        # Names of functions made inside of others are not unique; the line of their code tells most of them apart.
+        return {"function": name if code is None or "<" not in name else f"{name}:{code.co_firstlineno}"}
     if isinstance(value, (bool, int, float, str)):
         base = next(base for base in (bool, int, float, str) if isinstance(value, base))
         return {"subclass": [_qualified(kind), _to_json(base(value))]}
@@ -117,8 +146,8 @@ def _to_json(value: Any) -> Json:
 def encode_value(value: object) -> str:
     """The canonical JSON text of one key value or config parameter; see the module's docstring.
 
-    Two values have one text exactly when they have the same type and content. Tensors are encoded by dtype alone and
-    objects of unknown type by their type alone.
+    Two values have one text exactly when they have the same type and content. Tensors are encoded by dtype alone,
+    functions by name, and objects of unknown type by their type alone (``opaque``).
     """
     return canonical_json(_to_json(value))
 

@@ -620,3 +620,82 @@ def test_the_arch_is_cpu_without_a_driver_and_a_failing_drivers_error_is_the_cal
         current_arch()
     monkeypatch.setattr(type(driver), "active", property(none), raising=False)
     assert current_arch() == "cpu"
+
+
+@pytest.mark.parametrize("treatment", ["pinned", "record"])
+def test_candidates_that_appear_in_place_are_noticed(recorder, treatment):
+    recorder.treatment = treatment
+    tuner = autotuner(configs(16))
+    launch(tuner, FakeTensor(), FakeTensor(), 1, flag=True)
+    tuner.configs[:] = configs(16, 32, 64)
+    launch(tuner, FakeTensor(), FakeTensor(), 2, flag=True)
+    assert len(recorder.choices) == 1
+    assert tuner.do_bench.calls == (0 if treatment == "pinned" else 3)
+    assert len(recorder.records) == (0 if treatment == "pinned" else 1)
+
+
+def test_warming_up_one_specialization_leaves_the_others_their_config(recorder):
+    def fails(config, named):
+        bad = named["x"].data_ptr() % 16 and int(dict(config.kwargs)["BLOCK"]) == 32
+        return RuntimeError("no") if bad else None
+
+    tuner = autotuner(configs(16, 32, 64), stub=StubKernel(fails=fails))
+    launch(tuner, FakeTensor(address=0), FakeTensor(), 1, flag=True)
+    for _ in range(2):
+        tuner.warmup(FakeTensor(address=8), FakeTensor(), 1, flag=True, grid=(1,))
+        launch(tuner, FakeTensor(address=0), FakeTensor(), 1, flag=True)
+        launch(tuner, FakeTensor(address=8), FakeTensor(), 1, flag=True)
+    assert blocks(tuner) == [32, 32, 16, 32, 16]
+    assert [dict(config.kwargs)["BLOCK"] for config in tuner.fn.compiled] == ["16", "16"]
+    assert len(recorder.choices) == 2
+
+
+class WithProperty(Autotuner):
+    @property
+    def configs(self):
+        return self.__dict__["_configs"]
+
+    @configs.setter
+    def configs(self, value):
+        self.__dict__["_configs"] = value
+
+
+def test_a_subclass_that_keeps_its_candidates_behind_a_property_is_pinned(recorder):
+    tuner = autotuner(configs(16, 32, 64), kind=WithProperty)
+    for _ in range(2):
+        launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
+    assert tuner.do_bench.calls == 0
+    assert blocks(tuner) == [32, 32]
+
+
+def test_a_dtype_that_cannot_be_hashed_is_no_obstacle(recorder):
+    x = FakeTensor()
+    x.dtype = ["float32"]
+    tuner = autotuner(configs(16, 32))
+    for _ in range(3):
+        launch(tuner, x, FakeTensor(), 8, flag=True)
+    assert blocks(tuner) == [32] * 3
+    assert len(recorder.decisions) == 1
+
+
+def test_an_error_that_cannot_say_what_it_is_is_recorded_by_its_type(recorder):
+    class Mute(RuntimeError):
+        def __str__(self):
+            raise ValueError("no")
+
+    recorder.treatment = "record"
+    stub = StubKernel(fails=lambda config, named: Mute() if dict(config.kwargs)["BLOCK"] == "16" else None)
+    tuner = autotuner(configs(16, 32), stub=stub)
+    launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
+    assert recorder.records[0].timings[0].error == "Mute"
+
+
+def test_a_key_value_of_unknown_type_is_said_once(recorder, caplog):
+    class Thing:
+        pass
+
+    tuner = autotuner(configs(16, 32))
+    for _ in range(3):
+        launch(tuner, FakeTensor(), FakeTensor(), Thing(), flag=True)
+    assert len(recorder.decisions) == 1
+    assert caplog.text.count("whose content has no stable text") == 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import enum
+import fractions
+import functools
 import inspect
 import json
 import os
@@ -32,6 +35,12 @@ from tuning.spec import (
     encode_value,
     natural_order,
 )
+
+
+@dataclasses.dataclass
+class Pair:
+    one: object
+    other: object
 
 
 class Layout(str, enum.Enum):
@@ -520,3 +529,33 @@ def test_records_are_values() -> None:
 @pytest.mark.parametrize("cls", [Kernel, Key, LaunchConfig, Choice, Environment, CandidateTiming, TuningRecord])
 def test_value_types_cannot_be_changed(cls: type) -> None:
     assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1j, 2j, -0j),
+        (frozenset({1}), frozenset({2}), {1}),
+        (range(3), range(4), range(0, 3, 2)),
+        (functools.partial(max, 1), functools.partial(max, 2), functools.partial(min, 1)),
+        (10**5000, 10**5000 + 1, -(10**5000)),
+        (lambda: 1,
+         lambda: 2),
+        (Pair(1, 2), Pair(1, 3), Pair(True, 2)),
+        (decimal.Decimal("1.0"), decimal.Decimal("1.00"), fractions.Fraction(1)),
+    ],
+    ids=["complex", "sets", "range", "partial", "huge", "lambda", "dataclass", "decimal"],
+)  # fmt: skip
+def test_values_of_ordinary_types_are_told_apart(values: tuple[object, ...]) -> None:
+    texts = [encode_value(value) for value in values]
+    assert len(set(texts)) == len(values)
+    assert not any("opaque" in text for text in texts)
+
+
+def test_the_order_of_a_set_does_not_matter() -> None:
+    assert encode_value(frozenset(["b", "a", "c"])) == encode_value(frozenset(["c", "b", "a"]))
+
+
+def test_a_numpy_value_that_python_has_no_type_for_is_encoded() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert encode_value(numpy.longdouble(1)) != encode_value(numpy.longdouble(2))

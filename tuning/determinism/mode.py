@@ -177,6 +177,8 @@ class DeterministicMode:
         Raises:
             DeterminismError: the two are set up differently, so that one cannot stand for the other.
         """
+        if other is self:
+            return
         mine, theirs = self._settings(), other._settings()
         changed = [name for name in mine if mine[name] is not theirs[name] and mine[name] != theirs[name]]
         refuse(
