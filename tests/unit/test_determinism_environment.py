@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -283,6 +283,71 @@ def test_a_worker_finds_the_variables_before_its_own_code_runs() -> None:
     program = "import os; print(os.environ['NCCL_DETERMINISTIC'], os.environ['CUBLAS_WORKSPACE_CONFIG'])"
     out = subprocess.run([sys.executable, "-c", program], env=spawn_env(os.environ), capture_output=True, text=True)
     assert (out.stdout, out.stderr) == ("1 :4096:8\n", "")
+
+
+def test_a_variable_that_is_none_is_unset_and_is_filled() -> None:
+    env: dict[str, Any] = {"NCCL_ALGO": None, "MAMBA_DETERMINISTIC": None}
+    report = apply_determinism_env(env)
+    assert env == {**FILLED, "MAMBA_DETERMINISTIC": None}
+    assert (dict(report.filled), dict(report.kept)) == (FILLED, {})
+
+
+def test_a_worker_gets_no_variable_that_is_none() -> None:
+    base: dict[str, Any] = {"NCCL_ALGO": None, "NCCL_DETERMINISTIC": None, "MAMBA_DETERMINISTIC": None, "OTHER": None}
+    assert spawn_env(base) == {**FILLED, "NCCL_DETERMINISTIC": "1"}
+    assert set(base.values()) == {None}
+
+
+@pytest.mark.parametrize("name", [variable.name for variable in VARIABLES])
+@pytest.mark.parametrize(("value", "got"), [(1, "1 (int)"), (0, "0 (int)"), (b"1", "b'1' (bytes)"), ([], "[] (list)")])
+def test_a_value_that_is_no_string(name: str, value: Any, got: str) -> None:
+    env: dict[str, Any] = {name: value}
+    message = (
+        f"{name}: values of environment variables must be strings, got {got}: pass it as a string, or leave it out"
+    )
+    for function in (spawn_env, apply_determinism_env):
+        with pytest.raises(DeterminismError) as caught:
+            function(env)
+        assert caught.value.problems == (message,)
+    assert env == {name: value}
+
+
+def test_values_that_are_no_strings_stand_in_the_one_error() -> None:
+    env: dict[str, Any] = {
+        "NCCL_ALGO": 3,
+        "TRITON_CACHE_AUTOTUNING": "1",
+        "TRITON_CACHE_DIR": 0,
+        "NCCL_DETERMINISTIC": "0",
+    }
+    with pytest.raises(DeterminismError) as caught:
+        spawn_env(env)
+    assert [problem.split()[0] for problem in caught.value.problems] == [
+        "NCCL_ALGO:", "NCCL_DETERMINISTIC", "TRITON_CACHE_DIR:",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("env", "kind"), [(5, "int"), (None, "NoneType"), ("NCCL_ALGO=Ring", "str"), ([("NCCL_ALGO", "Ring")], "list")]
+)
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [(spawn_env, "mapping"), (apply_determinism_env, "mutable mapping"), (examine_environment, "mapping")],
+)
+def test_an_environment_that_is_no_mapping(function: Any, expected: str, env: Any, kind: str) -> None:
+    with pytest.raises(DeterminismError) as caught:
+        function(env)
+    assert str(caught.value) == (
+        f"deterministic mode refuses this environment: the environment must be a {expected} of names to strings, got "
+        f"{kind}: pass os.environ or a dictionary"
+    )
+    assert len(caught.value.problems) == 1
+
+
+def test_an_environment_that_cannot_be_changed_is_no_place_to_fill() -> None:
+    frozen: Any = MappingProxyType({"PATH": "/bin"})
+    with pytest.raises(DeterminismError, match="must be a mutable mapping of names to strings, got mappingproxy"):
+        apply_determinism_env(frozen)
+    assert spawn_env(frozen)["NCCL_ALGO"] == "Ring"
 
 
 def test_the_file_system_of_a_path(tmp_path: Any) -> None:

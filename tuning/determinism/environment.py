@@ -2,7 +2,7 @@
 
 The environment is a mapping that the caller passes, usually ``os.environ`` or a copy for a worker. Everything is
 validated first, all problems go into one error, and only then are unset variables filled: a value that is set and
-accepted always wins.
+accepted always wins. A variable whose value is None counts as unset; any other value that is no string is a problem.
 
 NCCL reads its variables when a process group starts, cuBLAS its own when a handle is created, both in native code that
 runs before a worker's Python can do much. So a launcher calls :func:`spawn_env` for its workers; inside a process it
@@ -78,9 +78,16 @@ class Variable:
         """What an unset variable gets, or None."""
         return self.spawn_default if at_worker_spawn and self.spawn_default is not None else self.default
 
-    def problem(self, value: str | None) -> str | None:
+    def problem(self, value: object) -> str | None:
         """Why ``value`` is refused, in one sentence, or None where it is accepted."""
-        if value is None or self.any_value:
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            return (
+                f"{self.name}: values of environment variables must be strings, got {value!r} "
+                f"({type(value).__name__}): pass it as a string, or leave it out"
+            )
+        if self.any_value:
             return None
         if self.is_prefix:
             ok = not value or value.startswith(tuple(self.accepted))
@@ -222,7 +229,7 @@ class VariableFinding:
 
     Attributes:
         variable: the row of the table.
-        found: the value that is set, or None.
+        found: the value that is set (of one that is no string, its ``repr``), or None.
         fill: the value that the mode sets because none is, or None.
         problem: why it is refused, or None.
         warnings: what to know although it is accepted.
@@ -284,6 +291,17 @@ def _warnings(env: Mapping[str, str], name: str, file_system: Callable[[str], st
     return []
 
 
+def _require(env: object, kind: type, expected: str) -> None:
+    if not isinstance(env, kind):
+        refuse(
+            "this environment",
+            [
+                f"the environment must be a {expected} of names to strings, got {type(env).__name__}: pass os.environ "
+                "or a dictionary"
+            ],
+        )
+
+
 def examine_environment(
     env: Mapping[str, str],
     *,
@@ -296,11 +314,16 @@ def examine_environment(
         env: the environment.
         at_worker_spawn: it belongs to a process that has not started yet.
         file_system: gives the type of the file system of a path.
+
+    Raises:
+        DeterminismError: ``env`` is no mapping.
     """
+    _require(env, Mapping, "mapping")
     findings = []
     for variable in VARIABLES:
-        found = env.get(variable.name)
-        problem = variable.problem(found)
+        value: object = env.get(variable.name)  # what a caller built by hand need not hold strings
+        problem = variable.problem(value)
+        found = value if value is None or isinstance(value, str) else repr(value)
         if variable.name == "TRITON_CACHE_DIR" and env.get("TRITON_CACHE_AUTOTUNING") == "1" and not found:
             problem = (
                 "TRITON_CACHE_DIR must be a path on a file system that all nodes share where "
@@ -317,6 +340,9 @@ def environment_problems(env: Mapping[str, str], *, at_worker_spawn: bool = Fals
     """Everything for which the environment is refused, one sentence each; nothing is changed.
 
     For ``os.environ`` itself it is also a problem if it is too late to fill a variable.
+
+    Raises:
+        DeterminismError: ``env`` is no mapping.
     """
     findings = examine_environment(env, at_worker_spawn=at_worker_spawn)
     problems = [finding.problem for finding in findings if finding.problem]
@@ -337,14 +363,16 @@ def apply_determinism_env(env: MutableMapping[str, str], *, at_worker_spawn: boo
         What was filled, what was there, and warnings, which are logged as well.
 
     Raises:
-        DeterminismError: with every problem; nothing has been changed then.
+        DeterminismError: with every problem, or ``env`` is no mapping that can be changed; nothing has been changed
+            then.
     """
+    _require(env, MutableMapping, "mutable mapping")
     refuse("this environment", environment_problems(env, at_worker_spawn=at_worker_spawn))
     findings = examine_environment(env, at_worker_spawn=at_worker_spawn)
     filled = {finding.variable.name: finding.fill for finding in findings if finding.fill is not None}
     kept = {finding.variable.name: finding.found for finding in findings if finding.found is not None}
     for name, value in filled.items():
-        env.setdefault(name, value)
+        env[name] = value
     warnings = tuple(warning for finding in findings for warning in finding.warnings)
     for warning in warnings:
         logger.warning("%s", warning)
@@ -358,11 +386,13 @@ def spawn_env(base: Mapping[str, str]) -> dict[str, str]:
         base: the environment that the worker would get otherwise; it is not changed.
 
     Returns:
-        A copy in which every variable is filled that must be there before the worker's own code runs.
+        A copy in which every variable is filled that must be there before the worker's own code runs. A variable whose
+        value is None is unset, so it is left out: no process can be started with it.
 
     Raises:
-        DeterminismError: with every problem of ``base``.
+        DeterminismError: with every problem of ``base``, or ``base`` is no mapping.
     """
-    env = dict(base)
+    _require(base, Mapping, "mapping")
+    env = {name: value for name, value in base.items() if value is not None}
     apply_determinism_env(env, at_worker_spawn=True)
     return env
