@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -21,12 +22,26 @@ class Backend(enum.Enum):
     FLASH = "flash"
 
 
+class Numbered(enum.Enum):
+    math = 1
+    listed = ("sage", "x.math.y")
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
         ("math", "math"),
         ("_native_math", "math"),
         ("math_flash", "math"),  # the first rule that fits
+        ("SDPBackend.MATH", "math"),
+        ("native/math", "math"),
+        ("torch-math", "math"),
+        ("mathematical", "rejected"),
+        ("aftermath", "rejected"),
+        ("x-math-sage", "rejected"),
+        ("aiter_math", "rejected"),
+        ("xformers.math", "rejected"),
+        ("flex/math", "rejected"),
         ("flash", "flash"),
         ("flash_varlen", "flash"),
         ("_flash_3", "flash"),
@@ -75,10 +90,35 @@ def test_a_rejected_backend(name: str, reason: str) -> None:
     with pytest.raises(DeterminismError) as caught:
         check_attention_backend(name)
     assert str(caught.value) == (
-        "deterministic mode refuses this attention backend: the attention backend must be one of *math*, *flash*, "
+        "deterministic mode refuses this attention backend: the attention backend must be one of math, *flash*, "
         "native, "
         f"sdpa, eager, got {name!r} ({reason}): choose another backend, or register this one "
         "(register_attention_backend) if you know it to be bit-exact"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(["sage", "math"], "list"), ({"sage": "math"}, "dict"), (("math",), "tuple"), (b"math", "bytes"), (0, "int")],
+)
+@pytest.mark.parametrize("library", [None, "transformer_engine"])
+def test_what_is_no_name_is_rejected(name: Any, kind: str, library: Any) -> None:
+    verdict = classify_backend(name, library=library)
+    assert (verdict.kind, verdict.reason) == (
+        "rejected",
+        f"a backend is named by a string or an enumeration member, not by {kind}",
+    )
+    with pytest.raises(DeterminismError, match=f"not by {kind}"):
+        check_attention_backend(name, library=library)
+
+
+@pytest.mark.parametrize("member", list(Numbered))
+def test_a_member_whose_value_is_no_name_is_only_the_librarys(member: Numbered) -> None:
+    assert classify_backend(member, library="transformer_engine").accepted
+    verdict = classify_backend(member)
+    assert (verdict.kind, verdict.reason) == (
+        "rejected",
+        f"the enumeration member {member} has a value that is no name, so no rule for names applies to it",
     )
 
 

@@ -6,16 +6,20 @@ rules is part of the contract:
 1. a name that the caller registered: as registered;
 2. Transformer Engine's backends (the caller says that they are its): allowed, it reads
    ``NVTE_ALLOW_NONDETERMINISTIC_ALGO=0`` and picks a deterministic one or none;
-3. ``*math*``: plain matrix products and a softmax, deterministic by construction;
+3. ``math`` as a whole part of the name, between ``.``, ``_``, ``/`` and ``-``: plain matrix products and a softmax,
+   deterministic by construction; not where a family of rule 6 is in the name too, since ``aiter_math`` is AITER's;
 4. ``*flash*``: has a deterministic backward that must be asked for, which the flash patch does. So ``_native_flash``
    is one of them, unless the caller registers it as native;
 5. unset, ``native``, ``sdpa``, ``eager``: torch's own, covered by torch's flags;
 6. everything else is rejected: sage, xformers, flex, aiter for a known reason, other names because nothing is known.
+
+What is no name at all (a list, a number) is rejected before any rule.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -73,7 +77,7 @@ class AttentionVerdict:
             return None
         return one_of(
             "the attention backend",
-            ["*math*", "*flash*", "native", "sdpa", "eager"],
+            ["math", "*flash*", "native", "sdpa", "eager"],
             self.name,
             self.reason,
             "choose another backend, or register this one (register_attention_backend) if you know it to be bit-exact",
@@ -81,11 +85,6 @@ class AttentionVerdict:
 
 
 _registered: dict[str, AttentionVerdict] = {}
-
-
-def _normalised(name: object) -> str | None:
-    text = name.value if isinstance(name, enum.Enum) else name
-    return None if text is None else str(text)
 
 
 def registered_attention_backends() -> tuple[AttentionVerdict, ...]:
@@ -142,7 +141,11 @@ def classify_backend(
         library: ``transformer_engine`` where the name is one of Transformer Engine's own.
         env: the environment that Transformer Engine will see; None leaves its variable to the check of the environment.
     """
-    text = _normalised(name)
+    value: object = name.value if isinstance(name, enum.Enum) else name
+    text = value if value is None or isinstance(value, str) else repr(value)
+    if not (name is None or isinstance(name, (str, enum.Enum))):
+        reason = f"a backend is named by a string or an enumeration member, not by {type(name).__name__}"
+        return AttentionVerdict(text, "rejected", reason)
     lowered = (text or "").lower()
     if lowered in _registered:
         known = _registered[lowered]
@@ -156,16 +159,17 @@ def classify_backend(
         return AttentionVerdict(
             text, "transformer_engine", "under NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 it uses deterministic kernels only"
         )
-    if "math" in lowered:
+    if not (value is None or isinstance(value, str)):
+        reason = f"the enumeration member {name} has a value that is no name, so no rule for names applies to it"
+        return AttentionVerdict(text, "rejected", reason)
+    rejected = next((reason for part, reason in _REJECTED.items() if part in lowered), None)
+    if rejected is None and "math" in re.split(r"[._/-]", lowered):
         return AttentionVerdict(text, "math", "matrix products and a softmax: deterministic by construction")
     if "flash" in lowered:
         return AttentionVerdict(text, "flash", "its entry points are bound to deterministic=True by the flash patch")
     if not lowered or lowered in _NATIVE:
         return AttentionVerdict(text, "native", "torch's own, covered by torch's deterministic algorithms")
-    for part, reason in _REJECTED.items():
-        if part in lowered:
-            return AttentionVerdict(text, "rejected", reason)
-    return AttentionVerdict(text, "rejected", "nothing is known about a backend of this name")
+    return AttentionVerdict(text, "rejected", rejected or "nothing is known about a backend of this name")
 
 
 def check_attention_backend(
