@@ -12,9 +12,11 @@ import pytest
 from tuning.determinism.arguments import (
     apply_determinism_to_args,
     argument_gates,
+    argument_problems,
     examine_arguments,
     register_argument_gate,
 )
+from tuning.determinism.mode import DeterministicMode
 from tuning.determinism.torch_flags import read_torch_flags, restore_torch_flags
 from tuning.errors import DeterminismError
 
@@ -114,13 +116,63 @@ def test_all_problems_of_options_and_environment_are_in_one_error() -> None:
     assert env == {"TRITON_CACHE_AUTOTUNING": "2"}
 
 
-@pytest.mark.parametrize(("args", "kind"), [(None, "NoneType"), (["--x"], "list"), ("--x", "str")])
+class Text(str):
+    """Has a __dict__, and no options in it."""
+
+
+class Slotted:
+    __slots__ = ("tp_comm_overlap",)
+
+    def __init__(self, tp_comm_overlap: bool) -> None:
+        self.tp_comm_overlap = tp_comm_overlap
+
+
+NO_ARGUMENTS = [
+    (["--x"], "list"),
+    (("--x",), "tuple"),
+    ({"--x"}, "set"),
+    ("--x", "str"),
+    (Text("--x"), "Text"),
+    (b"--x", "bytes"),
+    (5, "int"),
+    (True, "bool"),
+    (0.5, "float"),
+    (object(), "object"),
+]
+
+
+@pytest.mark.parametrize(("args", "kind"), [(None, "NoneType"), *NO_ARGUMENTS])
 def test_what_is_no_arguments_at_all(args: Any, kind: str) -> None:
+    problem = f"the arguments must be a namespace or a mapping, got {kind}: pass the parsed arguments"
+    env: dict[str, str] = {}
+    for call in (lambda: apply_determinism_to_args(args, env=env), lambda: examine_arguments(args)):
+        with pytest.raises(DeterminismError) as caught:
+            call()
+        assert str(caught.value) == f"deterministic mode refuses these arguments: {problem}"
+        assert caught.value.problems == (problem,)
+    assert argument_problems(args) == [problem]
+    assert env == {}
+
+
+@pytest.mark.parametrize(("args", "kind"), NO_ARGUMENTS)
+def test_the_mode_refuses_what_is_no_arguments_with_everything_else(args: Any, kind: str) -> None:
+    mode = DeterministicMode(env={"NCCL_ALGO": "Tree"}, args=args, causal_conv1d="unused", fla=False)
     with pytest.raises(DeterminismError) as caught:
-        apply_determinism_to_args(args, env={})
-    assert str(caught.value) == (
-        f"the arguments must be a namespace or a mapping, got {kind}: pass the parsed arguments"
-    )
+        mode.check()
+    nccl, arguments = caught.value.problems
+    assert nccl.startswith("NCCL_ALGO")
+    assert arguments == f"the arguments must be a namespace or a mapping, got {kind}: pass the parsed arguments"
+
+
+def test_no_arguments_and_a_refused_environment_are_one_error() -> None:
+    with pytest.raises(DeterminismError) as caught:
+        apply_determinism_to_args(5, env={"NCCL_ALGO": "Tree"})
+    assert [problem.split()[0] for problem in caught.value.problems] == ["the", "NCCL_ALGO"]
+
+
+def test_attributes_in_slots_are_options_too() -> None:
+    assert argument_problems(Slotted(False)) == []
+    assert argument_problems(Slotted(True)) == [OVERLAP]
 
 
 def test_a_framework_adds_its_own_gate() -> None:

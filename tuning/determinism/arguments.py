@@ -17,7 +17,6 @@ from typing import Any
 
 from tuning.determinism.environment import apply_determinism_env, environment_problems
 from tuning.determinism.refusal import refuse
-from tuning.errors import DeterminismError
 
 __all__ = [
     "BUILT_IN_GATES",
@@ -25,6 +24,7 @@ __all__ = [
     "ArgumentGate",
     "apply_determinism_to_args",
     "argument_gates",
+    "argument_problems",
     "examine_arguments",
     "register_argument_gate",
 ]
@@ -133,6 +133,21 @@ class ArgumentFinding:
     problem: str | None
 
 
+# Subclasses of these may have a __dict__, but no options in it.
+_NO_NAMESPACES = (str, bytes, bytearray, int, float, complex, list, tuple, set, frozenset)
+
+
+def _shape_problem(args: object) -> str | None:
+    """Why these are no arguments at all, or None where options can be read from them."""
+    if isinstance(args, Mapping):
+        return None
+    # A class with slots holds attributes without a __dict__.
+    holds = hasattr(args, "__dict__") or any(vars(base).get("__slots__") for base in type(args).__mro__)
+    if holds and not isinstance(args, _NO_NAMESPACES):
+        return None
+    return f"the arguments must be a namespace or a mapping, got {type(args).__name__}: pass the parsed arguments"
+
+
 def _value(args: object, name: str) -> object:
     return args.get(name) if isinstance(args, Mapping) else getattr(args, name, None)
 
@@ -163,8 +178,26 @@ def examine_arguments(args: object) -> tuple[ArgumentFinding, ...]:
 
     Args:
         args: a namespace (anything with attributes) or a mapping.
+
+    Raises:
+        DeterminismError: ``args`` is neither, such as a string, a number or a list: no option can be read from it, so
+            no gate would ever see one.
     """
+    problem = _shape_problem(args)
+    refuse("these arguments", [problem] if problem else [])
     return tuple(_examine(gate, args) for gate in argument_gates())
+
+
+def argument_problems(args: object) -> list[str]:
+    """Everything for which the arguments are refused, one sentence each; nothing is changed.
+
+    Args:
+        args: a namespace (anything with attributes) or a mapping; that it is neither is a problem too.
+    """
+    problem = _shape_problem(args)
+    if problem:
+        return [problem]
+    return [finding.problem for finding in examine_arguments(args) if finding.problem]
 
 
 def apply_determinism_to_args(args: Any, *, env: MutableMapping[str, str] | None = None) -> tuple[ArgumentFinding, ...]:
@@ -186,15 +219,10 @@ def apply_determinism_to_args(args: Any, *, env: MutableMapping[str, str] | None
     Raises:
         DeterminismError: with every problem; nothing has been changed then.
     """
-    if args is None or isinstance(args, (str, bytes, list, tuple, set)):
-        raise DeterminismError(
-            f"the arguments must be a namespace or a mapping, got {type(args).__name__}: pass the parsed arguments"
-        )
     target: MutableMapping[str, str] = os.environ if env is None else env
+    problems = argument_problems(args)
+    refuse("these arguments" if problems else "this environment", problems + environment_problems(target))
     findings = examine_arguments(args)
-    problems = [finding.problem for finding in findings if finding.problem]
-    problems += environment_problems(target)
-    refuse("these arguments" if any(finding.problem for finding in findings) else "this environment", problems)
     apply_determinism_env(target)
 
     from tuning.determinism.torch_flags import set_torch_flags

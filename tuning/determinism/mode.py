@@ -19,7 +19,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Literal, get_args
 
-from tuning.determinism.arguments import examine_arguments
+from tuning.determinism.arguments import argument_problems
 from tuning.determinism.attention import AttentionVerdict, classify_backend
 from tuning.determinism.candidates import CandidateGuard
 from tuning.determinism.causal_conv1d import causal_conv1d_problem
@@ -100,7 +100,7 @@ class DeterministicMode:
         """Everything that the mode would refuse, one sentence each; nothing is changed."""
         found = environment_problems(self.env, at_worker_spawn=self._in_time)
         if self.args is not None:
-            found += [finding.problem for finding in examine_arguments(self.args) if finding.problem]
+            found += argument_problems(self.args)
         verdict = self.attention
         if verdict.problem:
             found.append(verdict.problem)
