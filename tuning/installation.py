@@ -133,6 +133,9 @@ class _Session:
         self._tables: dict[str, Tables] = {}
         self.said: set[tuple[str, str, str]] = set()
         self._missed: set[str] = set()
+        self._kept: set[tuple[str, ...]] = set()
+        self._unwritten: list[TuningRecord] = []
+        self._preloaded = False
         self.carried: CarriedChoices | None = None
 
     # -- tables --
@@ -143,6 +146,7 @@ class _Session:
             # Where there is no arch at all, loading any says what is wrong with the folder.
             for arch in (archs_in(folder) if os.path.isdir(folder) else ()) or ("cpu",):
                 self.tables(arch)
+        self._preloaded = True
 
     def place(self) -> tuple[int, int]:
         """Rank and world size; remembered, since a manifest is written when the process group may be gone."""
@@ -155,7 +159,9 @@ class _Session:
         with self.lock:
             found = self._tables.get(arch)
             if found is None:
-                found = self._tables[arch] = load_tables(arch, self.table_path)
+                # The user's folders are read at install, whole: what comes or goes later is seen by no rank.
+                folders = () if self._preloaded else self.table_path
+                found = self._tables[arch] = load_tables(arch, folders)
             return found
 
     def table_files(self) -> tuple[TableFile, ...]:
@@ -274,8 +280,13 @@ class _Session:
         logger.warning("%s", notice.message)
 
     def chosen(self, choice: Choice) -> None:
-        """Keep a choice."""
+        """Keep a choice, once: autotuners that are built anew, or get other candidates, make theirs again."""
+        # Read now: a config may be changed in place later, and this is what is launched.
+        mark = (choice.kernel, choice.arch, choice.key.text, choice.launch_config.text, choice.source, choice.detail)
         with self.lock:
+            if mark in self._kept:
+                return
+            self._kept.add(mark)
             self.choices.append(choice)
         if self.policy.enumerate_autotuners:
             logger.info(
@@ -292,10 +303,25 @@ class _Session:
         if self.writer is None:
             return
         with self.lock:
-            described, self._described = self._described, True
-        if not described:
-            self.writer.describe(self.environment(record.arch))
-        self.writer.write(record)
+            # Kept until it is written: a disk that is full now may have room at the next key, or at the end.
+            self._unwritten.append(record)
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what could not be written before.
+
+        Raises:
+            JournalError: it still cannot.
+        """
+        with self.lock:
+            if self.writer is None or not self._unwritten:
+                return
+            if not self._described:
+                self.writer.describe(self.environment(self._unwritten[0].arch))
+                self._described = True
+            while self._unwritten:
+                self.writer.write(self._unwritten[0])
+                del self._unwritten[0]
 
     def benchmarked(self, kernel: str) -> None:
         """Count one benchmark."""
@@ -341,6 +367,7 @@ class Installation:
         self._determinism: DeterministicMode | None = None if isinstance(deterministic, bool) else deterministic
         self._manifest_path = None if policy.manifest_path is None else Path(os.path.abspath(policy.manifest_path))
         self._closed = False
+        self._pid = os.getpid()
 
     # -- life --
 
@@ -394,16 +421,27 @@ class Installation:
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self._close)
+        atexit.unregister(self._close_at_exit)
         logger.info("%s", self.summary())
-        if self._session.writer is not None:
-            self._session.writer.close()
+        if self._session.writer is not None and os.getpid() == self._pid:
+            try:
+                self._session.flush()
+            finally:
+                self._session.writer.close()
         path = self._manifest_path
-        if path is not None:
+        # A child that was forked and ends leaves the manifest to the process that installed the policy.
+        if path is not None and os.getpid() == self._pid:
             rank, _ = self._session.place()
             # Ranks of a run agree, or verification says where not: one file would be written by all of them at once.
             target = path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
             write_manifest(target, self.manifest())
+
+    def _close_at_exit(self) -> None:
+        try:
+            self._close()
+        except TuningError as error:
+            # Nobody is left to catch it, and a traceback of the interpreter's own would hide what it says.
+            logger.error("%s", error)
 
     def uninstall(self) -> None:
         """Uninstall this policy if it is still the installed one."""
@@ -587,9 +625,16 @@ def _restore(mode: DeterministicMode) -> None:
 
 
 def _require_writable_folder(path: str) -> None:
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
-        problem = "is a folder" if os.path.isdir(path) else f"lies in {folder}, which is no folder that can be written"
+    path = os.path.realpath(path)
+    folder = os.path.dirname(path)
+    problem = None
+    if os.path.exists(path) and not os.path.isfile(path):
+        problem = "is no regular file"
+    elif not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        problem = f"lies in {folder}, which is no folder that can be written"
+    elif len(os.fsencode(os.path.basename(path))) > 255:
+        problem = "has a name of more than 255 bytes"
+    if problem is not None:
         raise PolicyError(
             f"manifest_path: {path!r} {problem}; expected the path of a file in a writable folder",
             field="manifest_path",
@@ -654,17 +699,17 @@ def install(policy: AutotunePolicy | None = None, *, deterministic: bool | Deter
             installation._prepare()
         except BaseException:
             if installation._session.writer is not None:
-                installation._session.writer.close()
+                installation._session.writer.discard()
             raise
         previous = _current
         try:
             installation._activate(previous)
         except BaseException:
             if installation._session.writer is not None:
-                installation._session.writer.close()
+                installation._session.writer.discard()
             raise
         _current = installation
-        atexit.register(installation._close)
+        atexit.register(installation._close_at_exit)
     if previous is not None:
         try:
             previous._close()
@@ -836,3 +881,15 @@ class _ManifestModule(ModuleType):
 
 
 manifest_module.__class__ = _ManifestModule
+
+
+def _after_fork_in_child() -> None:
+    """Make the locks anew that a thread of the parent may have held: it does not exist here to let them go."""
+    global _lock
+    _lock = threading.RLock()
+    if _current is not None:
+        _current._session.lock = threading.RLock()
+        _current._interception.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -38,6 +38,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from tuning._journal_bodies import (
@@ -172,6 +173,11 @@ class JournalWriter:
             self._closed = True
             self._release()
         _writers.discard(self)
+
+    def discard(self) -> None:
+        """Close the file and remove it: for one that was opened and then not wanted. Folders made for it stay."""
+        self.close()
+        Path(self._path).unlink(missing_ok=True)
 
     def __enter__(self) -> JournalWriter:
         return self

@@ -598,3 +598,91 @@ def test_a_miss_is_said_once_for_a_kernel_that_a_table_knows(tmp_path, caplog):
         assert [kind for kind, _ in installed.manifest().notices] == ["miss"]
     assert caplog.text.count("one entry in the tables and none for [n=9") == 1
     assert "mode pinned: choices: 5 cheapest, 1 exact; 0 candidates timed" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
+def test_a_manifest_path_that_is_no_regular_file_is_refused(tmp_path, kind):
+    path = tmp_path / "m"
+    os.mkfifo(path) if kind == "fifo" else path.mkdir()
+    with pytest.raises(tuning.PolicyError, match="is no regular file"):
+        tuning.install(pinned(manifest_path=str(path)))
+    assert not path.is_file()
+
+
+def test_a_manifest_is_written_through_a_link(tmp_path):
+    (tmp_path / "real.json").write_text("")
+    (tmp_path / "link.json").symlink_to("real.json")
+    with tuning.install(pinned(manifest_path=str(tmp_path / "link.json"))):
+        pass
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "real.json").read_text()
+
+
+def test_an_install_that_is_refused_late_leaves_no_journal(tmp_path, monkeypatch):
+    def refuse(self, previous=None):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(installation.Interception, "apply", refuse)
+    with pytest.raises(RuntimeError, match="no"):
+        tuning.install(AutotunePolicy(record_path=str(tmp_path / "run"), modules=SCOPE))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_that_could_not_be_written_is_written_with_the_next(tmp_path, monkeypatch):
+    import errno
+
+    tuner = autotuner(configs(16, 32))
+    with tuning.install(AutotunePolicy(record_path=str(tmp_path / "run"), modules=SCOPE)) as installed:
+
+        def full(fd, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(tuning.JournalError, match="No space left"):
+                run(tuner, 1)
+        run(tuner, 1)
+        run(tuner, 2)
+        path = installed.journal_path
+    journal = read_journal(path)
+    assert [dict(record.key.values)["n"] for record in journal.records] == ["1", "2"]
+    assert journal.environment.arch == "cpu"
+
+
+def test_a_choice_is_kept_once_and_as_it_was_launched():
+    candidates = configs(16, 32)
+    with tuning.install(pinned()) as installed:
+        for _ in range(5):
+            run(autotuner(configs(16, 32)))
+        tuner = autotuner(candidates)
+        run(tuner, 9)
+        candidates[0].kwargs["BLOCK"] = 128
+        assert [dict(choice.launch_config.kwargs)["BLOCK"] for choice in installed.choices] == ["16", "16"]
+
+
+def test_tables_that_go_away_after_install_are_not_missed(tmp_path):
+    import shutil
+
+    write(tmp_path / "tables", entry(32), arch="sm90")
+    with tuning.install(pinned(table_path=(str(tmp_path / "tables"),))):
+        shutil.rmtree(tmp_path / "tables")
+        run(autotuner(configs(16, 32)))
+        assert tuning.choices()[0].source == "cheapest"
+
+
+def test_a_forked_child_leaves_the_manifest_to_its_parent_and_gets_locks_of_its_own(tmp_path):
+    path = tmp_path / "m.json"
+    tuner = autotuner(configs(16, 32))
+    with tuning.install(pinned(manifest_path=str(path))) as installed:
+        run(tuner, 1)
+        with installed._session.lock:
+            pid = os.fork()
+            if pid == 0:
+                worker = threading.Thread(target=run, args=(tuner, 2), daemon=True)
+                worker.start()
+                worker.join(20)
+                installed._close()
+                os._exit(0 if not worker.is_alive() and not path.exists() else 1)
+            _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    assert path.is_file()
