@@ -56,6 +56,16 @@ def flash_attn(modules: Any, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.parametrize("name", ["flash_attn", "f", "", b"flash"])
+def test_a_lone_name_is_not_a_list_of_letters(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(flash, "_load", lambda item: loaded.append(item) or "not installed")
+    with pytest.raises(DeterminismError) as caught:
+        patch_flash_attention(name)
+    assert caught.value.problems == (f"modules must be a list of modules or names, got {name!r}: write [{name!r}]",)
+    assert loaded == []
+
+
 def test_each_entry_point_with_the_parameter_is_bound_and_others_are_skipped(flash_attn: Any) -> None:
     with patch_flash_attention() as patch:
         assert flash_attn.flash_attn_func(1, 2, 3) == ("func", 1, 0.0, True)

@@ -234,8 +234,14 @@ def patch_flash_attention(modules: Sequence[ModuleType | str] | None = None) -> 
         bound already counts as bound.
 
     Raises:
-        DeterminismError: not one entry point can be bound; it names everything that was found. Nothing is changed then.
+        DeterminismError: not one entry point can be bound (it names everything that was found), or ``modules`` is one
+            name instead of a list of them. Nothing is changed then.
     """
+    if isinstance(modules, (str, bytes)):  # a sequence too, of letters
+        raise refusal(
+            "flash attention",
+            [f"modules must be a list of modules or names, got {modules!r}: write [{modules!r}]"],
+        )
     wanted: list[ModuleType | str] = list(FLASH_MODULES if modules is None else modules)
     if modules is None and DISPATCH_MODULE in sys.modules:
         wanted.append(DISPATCH_MODULE)
