@@ -75,7 +75,11 @@ def search(modules: Mapping[str, ModuleType], packages: Collection[str]) -> tupl
         value = item.value
         if issubclass(type(value), _ATOMS):  # not isinstance, which asks a lazy proxy for its class
             continue
-        found = _autotuner_in(value)
+        try:
+            found = _autotuner_in(value)
+        except Exception as error:  # an object that cannot even be looked at is no kernel, and hides none but its own
+            logger.debug("%s cannot be searched: %s", item.where, type(error).__name__)
+            continue
         if found is not None:
             autotuner, wrappers = found
             bindings.append(Binding(autotuner, item.where, item.steps, (*item.wrappers, *wrappers)))
@@ -86,7 +90,7 @@ def search(modules: Mapping[str, ModuleType], packages: Collection[str]) -> tupl
         try:
             queue.extend(_inside(item, packages))
         except Exception as error:  # an object that cannot even be looked at; what it holds is its own
-            logger.debug("%s cannot be searched: %s", item.where, error)
+            logger.debug("%s cannot be searched: %s", item.where, type(error).__name__)
     return tuple(bindings)
 
 
@@ -186,4 +190,5 @@ def _inside_function(item: _Item) -> Iterator[_Item]:
 
 
 def _shown(key: Any) -> str:
-    return repr(key) if isinstance(key, (str, int, bool, type(None))) else type(key).__name__
+    # The exact type: any other key could run code of its own, and failing would hide the rest of its dict.
+    return repr(key) if type(key) in (str, int, bool, type(None)) else type(key).__name__

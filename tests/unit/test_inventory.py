@@ -111,6 +111,40 @@ def note(info: AutotunerInfo, kind: str) -> str:
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
+HOSTILE = """
+class Lazy:
+    def __getattribute__(self, name):
+        raise RuntimeError(f"not loaded yet: {name}")
+
+class Classless:
+    @property
+    def __class__(self):
+        raise RuntimeError("not loaded yet")
+
+class Unreadable(Classless):
+    def __init__(self):
+        self.fn = self
+
+a_lazy = Lazy()
+a_classless = Classless()
+an_unreadable = Unreadable()
+a_list = [Lazy(), Classless()]
+a_dict = {Lazy(): 1, "lazy": Lazy(), Classless(): 2, "kernel": None}
+
+"""
+
+
+def test_an_object_that_cannot_be_looked_at_hides_no_kernel(make: Maker, caplog: pytest.LogCaptureFixture) -> None:
+    held = 'a_list.append(one)\na_dict["kernel"] = two\ndel one, two\n'
+    name = make("inv_hostile", {"__init__.py": HOSTILE + kernels("one", "two", "zone") + held})
+    with caplog.at_level(logging.DEBUG, logger="tuning.inventory"):
+        found = take_inventory([name])
+    assert list(by_name(found.autotuners)) == ["one", "two", "zone"]
+    assert not found.problems
+    assert "inv_hostile.a_lazy cannot be searched: RuntimeError" in caplog.messages
+    assert "inv_hostile.a_classless cannot be searched: RuntimeError" in caplog.messages
+
+
 def test_everything_below_a_package_is_found_once_and_described(make: Maker, tmp_path: Path) -> None:
     name = make(
         "inv_plain",
