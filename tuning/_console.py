@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from .errors import TuningError
 from .spec import Json
 
-__all__ = ["Console", "UsageError", "counted", "shorten_path"]
+__all__ = ["Console", "UsageError", "shorten_path"]
 
 _NARROWEST = 40
 _LAST_COLUMN = 40  # the least that is left for it
@@ -127,13 +127,6 @@ def _rich_console(stream: TextIO) -> Any:
     except ImportError:
         return None
     return RichConsole(file=stream, highlight=False, markup=False)
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 key``, ``2 keys``: for nouns whose plural ends in s, or ies for y after a consonant."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {noun[:-1]}ies" if noun.endswith(("ry", "ty")) else f"{count} {noun}s"
 
 
 def shorten_path(path: str, folder: str) -> str:

@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from ._console import Console, counted, shorten_path
+from ._console import Console, shorten_path
+from ._words import counted
 from .demo import Demo
 from .spec import Json
 

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from ._words import counted
 from .spec import Json, LaunchConfig
 from .tables import Denied, Entry, TableFile
 
-__all__ = ["AutotunerLike", "Finding", "FindingKind", "check_tables", "modules_of"]
+__all__ = ["AutotunerLike", "Finding", "FindingKind", "check_tables", "modules_of", "unseen_rows"]
 
 FindingKind = Literal[
     "missing_kernel", "single_candidate", "not_a_candidate", "other_key", "stale_source", "other_triton", "unchecked"
@@ -90,7 +91,12 @@ def modules_of(files: Iterable[TableFile]) -> tuple[str, ...]:
 
 
 def _kernels(file: TableFile) -> list[str]:
-    return sorted({entry.kernel for entry in file.entries} | {row.kernel for row in file.denied})
+    return sorted(set(_row_kernels(file)))
+
+
+def _row_kernels(file: TableFile) -> list[str]:
+    """The kernel of each row, entries and denied configs alike."""
+    return [entry.kernel for entry in file.entries] + [row.kernel for row in file.denied]
 
 
 def _module(kernel: str) -> str:
@@ -120,7 +126,7 @@ def check_tables(
     reasons = dict(unimported or {})
     found: list[Finding] = []
     for file in files:
-        name = file.path or f"{file.arch}/{file.package}"
+        name = _name(file)
         found += _check_header(name, file, triton)
         for kernel in _kernels(file):
             entries = [entry for entry in file.entries if entry.kernel == kernel]
@@ -128,6 +134,22 @@ def check_tables(
             reason = reasons.get(_module(kernel))
             found += _check_kernel(name, kernel, entries, denied, known.get(kernel), reason)
     return tuple(sorted(found))
+
+
+def unseen_rows(files: Iterable[TableFile], findings: Iterable[Finding]) -> int:
+    """How many rows, entries and denied configs alike, are of kernels that could not be looked at.
+
+    Args:
+        files: the tables, as given to :func:`check_tables`.
+        findings: what it gave.
+    """
+    unseen = {(each.file, each.kernel) for each in findings if each.kind == "unchecked" and not each.entry}
+    rows = ((file, kernel) for file in files for kernel in _row_kernels(file))
+    return sum((_name(file), kernel) in unseen for file, kernel in rows)
+
+
+def _name(file: TableFile) -> str:
+    return file.path or f"{file.arch}/{file.package}"
 
 
 def _release(version: str) -> str:
@@ -145,8 +167,8 @@ def _check_header(name: str, file: TableFile, triton: str) -> list[Finding]:
             "",
             "",
             "other_triton",
-            f"made under Triton {file.triton}, this is {triton}: its {count} entries are used as they are; record and "
-            "merge again to know that they are still the fastest",
+            f"made under Triton {file.triton}, this is {triton}: {counted(count, 'entry')} used as before; record "
+            "and merge again to know what is fastest now",
         )
     ]
 
@@ -163,7 +185,7 @@ def _check_kernel(
         return Finding(name, kernel, entry, kind, message)
 
     count = len(entries) + len(denied)
-    rows = f"{count} row{'s' if count != 1 else ''}"
+    rows = counted(count, "row")
     if autotuner is None:
         if unimported is not None:
             return [finding("unchecked", f"{rows} not checked: {unimported}")]

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # Help is written by argparse itself, and may meet a closed pipe too.
         options = parser.parse_args(argv)
-        with _messages():
+        with _messages(), _current_folder():
             code = int(options.run(options, Console()))
         sys.stdout.flush()
         return code
@@ -82,6 +82,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _complain(error: TuningError) -> None:
     sys.stderr.write(f"{_PROGRAM}: error: {' '.join(error.message.split())}\n")
+
+
+@contextlib.contextmanager
+def _current_folder() -> Iterator[None]:
+    """Modules of the current folder are found, after all others: by the console script as by ``python -m tuning``.
+
+    Last, so that a folder named like an installed package hides nothing. Not where Python was told to keep unsafe
+    paths out (``-P``, ``PYTHONSAFEPATH``).
+    """
+    folder = os.getcwd()
+    if folder in sys.path or "" in sys.path or getattr(sys.flags, "safe_path", False):
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
+from tuning._words import counted
 from tuning.merge import CandidateFacts, KeyFacts, MergeResult, RecordingFacts
 from tuning.spec import Json, Key, LaunchConfig
 
@@ -222,10 +223,11 @@ def overview_rows(result: MergeResult) -> Rows:
     )
     columns = ("kernel", "key", "choice", "ms:", "agree:", "tied:", "failed:", "regret:", "confidence")
     counts = result.summary()
+    keys, kernels, journals = (counted(counts[f"{noun}s"], noun) for noun in ("key", "kernel", "journal"))
     notes = [
-        f"{counts['keys']} keys of {counts['kernels']} kernels from {counts['journals']} journals; recordings disagree "
-        f"on {counts['disagreeing_keys']} keys, {counts['near_tied_keys']} have near ties",
-        *(f"{path}: {count} bytes of an interrupted record at the end" for path, count in result.torn),
+        f"{keys} of {kernels} from {journals}; recordings disagree on {counted(counts['disagreeing_keys'], 'key')}; "
+        f"near ties: {counts['near_tied_keys']}",
+        *(f"{path}: {counted(count, 'byte')} of an interrupted record at the end" for path, count in result.torn),
         *result.notes,
         *_attention(result.keys, names),
     ]
@@ -240,10 +242,11 @@ def _attention(keys: Sequence[KeyFacts], names: Sequence[tuple[str, str]]) -> li
         if facts.alternatives or facts.confidence == "noisy"
     ]
     if len(lines) > _MOST_LINES:
-        lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} keys more: see the JSON form"]
+        lines[_MOST_LINES:] = [f"and {counted(len(lines) - _MOST_LINES, 'key')} more: see the JSON form"]
     single = sum(facts.confidence == "single" for facts in keys)
     if single:
-        lines.append(f"{single} keys have one recording: record again to see what is noise")
+        have = "has" if single == 1 else "have"
+        lines.append(f"{counted(single, 'key')} {have} one recording: record again to see what is noise")
     return lines
 
 
@@ -301,7 +304,7 @@ def report_rows(result: MergeResult, *, kernels: Sequence[str] = (), details: bo
     if not kernels and not details:
         disagreeing = [facts for facts in result.keys if facts.disagrees]
         more = len(disagreeing) - _MOST_LINES
-        notes = (f"and {more} keys more on which recordings disagree",) if more > 0 else ()
+        notes = (f"and {counted(more, 'key')} more on which recordings disagree",) if more > 0 else ()
         tables = [overview_rows(result), *map(rank_rows, disagreeing[:_MOST_LINES])]
         return (*tables[:-1], replace(tables[-1], notes=tables[-1].notes + notes))
     named = [facts for facts in result.keys if not kernels or any(_is_named(facts, name) for name in kernels)]

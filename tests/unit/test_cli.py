@@ -262,6 +262,56 @@ def test_list_of_what_is_not_installed(capsys: pytest.CaptureFixture[str]):
     assert "no module named 'no_such_package'" in error_of(capsys, "list", "no_such_package", code=1)
 
 
+def test_list_goes_on_where_one_of_several_is_missing(package: str, capsys: pytest.CaptureFixture[str]):
+    modules = ("no_such_package", package, "no_such_module")
+    found = run_json(capsys, "list", *modules, code=1)
+    assert [info["kernel"].rpartition(".")[2] for info in found["autotuners"]] == ["kernel", "uncovered_kernel"]
+    missing = [item["module"] for item in found["problems"] if item["kind"] == "does not import"]
+    assert missing == ["no_such_module", "no_such_package"]
+    assert cli.main(["list", *modules]) == 1
+    written = capsys.readouterr()
+    assert f"2 autotuners, 6 candidates in {package}\n" in written.out
+    for name in missing:
+        assert f"triton-tuning: error: {name}: no module named" in written.err
+
+
+def test_list_of_several_that_are_all_missing_names_each(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["list", "no_such_package", "no_such_module"]) == 1
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert [line.split(": ")[2] for line in written.err.splitlines()] == ["no_such_package", "no_such_module"]
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_the_console_script_sees_the_current_folder_last(safe: bool, tmp_path: Path, package: str):
+    """A script's own folder comes first in its path, as the console script's does; the current folder must follow."""
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "script.py"
+    script.write_text("import sys\nfrom tuning.cli import main\nsys.exit(main())\n")
+    (tmp_path / "site" / "json.py").write_text("raise ImportError('hides what is installed')\n")
+    command = [sys.executable, str(script), "list", package]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if safe:
+        environment["PYTHONSAFEPATH"] = "1"
+    done = subprocess.run(
+        command, cwd=tmp_path / "site", env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    refused = safe and sys.version_info >= (3, 11)  # where Python first knows of it
+    assert done.returncode == int(refused), done.stderr
+    assert ("2 autotuners" in done.stdout) is not refused
+
+
+def test_the_current_folder_leaves_the_path_again(journals: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    seen: list[list[str]] = []
+    monkeypatch.setattr("tuning._commands.report.run", lambda options, console: seen.append(list(sys.path)) or 0)
+    monkeypatch.setattr(sys, "path", [name for name in sys.path if name])
+    before = list(sys.path)
+    assert cli.main(["report", journals]) == 0
+    assert seen == [[*before, str(tmp_path)]]
+    assert sys.path == before
+
+
 # --- merge and report -------------------------------------------------------------------------------------------------
 
 
@@ -395,8 +445,13 @@ def test_merge_refuses(
 
 def test_merge_of_nothing_recorded_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     JournalWriter(str(tmp_path / "run"), Environment(arch="sm90")).close()
-    said = error_of(capsys, "merge", str(tmp_path), "-o", str(tmp_path / "out"), code=1)
-    assert "no entry comes of 0 records in 1 journal" in said
+    for argv in (["merge", str(tmp_path), "-o", str(tmp_path / "out")], ["report", str(tmp_path)]):
+        said = error_of(capsys, *argv, code=1)
+        assert f"{argv[0]}: " in said
+        assert "found no record in 1 journal: most likely the kernels that ran lie outside the modules" in said
+    JournalWriter(str(tmp_path / "run"), Environment(arch="sm90")).close()
+    assert "found no record in 2 journals" in error_of(capsys, "report", str(tmp_path), code=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_errors_of_a_merge_name_the_one_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -437,7 +492,7 @@ def test_report_says_who_disagrees(package: str, journals: str, capsys: pytest.C
     assert by_n['[["n", 128]]']["agreement"] == 2
     assert cli.main(["report", journals]) == 0
     text = capsys.readouterr().out
-    assert "2 keys of 1 kernels from 2 journals; recordings disagree on 1 keys" in " ".join(text.split())
+    assert "2 keys of 1 kernel from 2 journals; recordings disagree on 1 key; near ties: 1" in " ".join(text.split())
     assert f"Winners: {package}.ops.kernel n=64 x_ptr:float16 on sm90" in " ".join(text.split())
 
 
@@ -513,15 +568,35 @@ def test_check_finds_what_no_longer_fits(
     assert f"{package}.unrelated" not in sys.modules  # only what tables speak of is imported
 
 
-def test_check_counts_what_it_cannot_check_and_passes(
-    tmp_path: Path, tables: str, package: str, capsys: pytest.CaptureFixture[str]
+def test_check_that_can_check_nothing_is_no_success(
+    tmp_path: Path, tables: str, package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("tuning._commands._tables.supported_triton", lambda: "3.6.0")
     journals = write_journals(tmp_path / "elsewhere", "not_installed_here.ops.kernel")
     assert cli.main(["merge", journals, "-o", str(tmp_path / "other")]) == 0
-    found = run_json(capsys, "check", str(tmp_path / "other"))
+    found = run_json(capsys, "check", str(tmp_path / "other"), code=1)
+    assert (found["entries"], found["denied"], found["unchecked"], found["problems"]) == (2, 1, 3, 0)
     assert {item["kind"] for item in found["findings"]} <= {"unchecked", "other_triton"}
     assert found["findings"][-1]["kind"] == "unchecked"
     assert "not_installed_here" in found["findings"][-1]["message"]
+    assert cli.main(["check", str(tmp_path / "other")]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("3 rows could not be checked:\n")
+    assert text.endswith(
+        "1 table, 2 entries, 1 denied config under Triton 3.6.0: "
+        "nothing could be checked; install the packages that the tables are for\n"
+    )
+
+
+def test_check_passes_on_what_it_can_check_and_counts_the_rest(
+    tmp_path: Path, tables: str, package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tuning._commands._tables.supported_triton", lambda: "3.6.0")
+    journals = write_journals(tmp_path / "elsewhere", "not_installed_here.ops.kernel")
+    assert cli.main(["merge", journals, "-o", tables]) == 0
+    assert run_json(capsys, "check", tables)["unchecked"] == 3
+    assert cli.main(["check", tables]) == 0
+    assert capsys.readouterr().out.endswith(": no problem in the 3 rows that could be checked\n")
 
 
 def test_check_lists_unreadable_tables_and_goes_on(tables: str, package: str, capsys: pytest.CaptureFixture[str]):

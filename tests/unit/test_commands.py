@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from tuning.cli import main
+from tuning.manifest import write_manifest
+from tuning.tables import read_table, write_table
 
 TABLES = Path(__file__).parents[2] / "tables"
 JOURNALS = Path(__file__).parents[2] / "bench" / "data" / "journals"
@@ -35,6 +38,58 @@ def test_diff_names_a_changed_config_and_exits_with_1(capsys, tmp_path):
     code, found = document(capsys, "diff", str(TABLES / "sm100" / "mamba_ssm.json"), str(folder / "mamba_ssm.json"))
     assert code == 1
     assert [(change["what"], "BLOCK_SIZE_H" in change["after"]) for change in found["changes"]] == [("config", True)]
+
+
+def test_diff_of_evidence_alone_is_shown_and_does_not_count(capsys, tmp_path):
+    folder = tmp_path / "sm90"
+    folder.mkdir()
+    before = TABLES / "sm90" / "mamba_ssm.json"
+    text = before.read_text()
+    assert '"date": "2026-11-29"' in text
+    after = folder / "mamba_ssm.json"
+    after.write_text(text.replace('"date": "2026-11-29"', '"date": "2026-12-31"', 1))
+    code, found = document(capsys, "diff", str(before), str(after))
+    assert (code, found["changed"]) == (0, False)
+    assert [(change["what"], change["counts"]) for change in found["changes"]] == [("evidence", False)]
+    assert main(["diff", str(before), str(after)]) == 0
+    assert capsys.readouterr().out.endswith("no change of what is chosen, and 1 other difference\n")
+
+
+def test_diff_of_denials_counts_those_of_one_side_alone(capsys, tmp_path):
+    before = read_table(TABLES / "sm90" / "mamba_ssm.json")
+    first, *rest = before.denied
+    for name, denied, changed in (
+        ("fewer", tuple(rest), True),
+        ("reason", (dataclasses.replace(first, reason="another reason"), *rest), False),
+    ):
+        after = write_table(tmp_path / name, dataclasses.replace(before, denied=denied))
+        code, found = document(capsys, "diff", str(TABLES / "sm90" / "mamba_ssm.json"), str(after))
+        assert (code, found["changed"], [change["what"] for change in found["changes"]]) == (
+            int(changed),
+            changed,
+            ["denied"],
+        )
+
+
+def test_diff_of_two_ranks_that_agree_is_no_change(capsys, tmp_path, monkeypatch):
+    from stub_kernels import FakeTensor, autotuner, configs, launch
+
+    import tuning
+
+    paths = []
+    for rank, blocks in enumerate([(64, 16, 32), (64, 16, 32), (64, 32)]):
+        monkeypatch.setenv("RANK", str(rank))
+        paths.append(tmp_path / f"{rank}.json")
+        policy = tuning.AutotunePolicy(mode="pinned", modules=("stub_kernels",))
+        with tuning.install(policy) as installed:
+            launch(autotuner(configs(*blocks)), FakeTensor(), FakeTensor(), 8, flag=True)
+            write_manifest(paths[-1], installed.manifest())
+    code, found = document(capsys, "diff", str(paths[0]), str(paths[1]))
+    assert (code, found["changed"]) == (0, False)
+    assert {change["what"] for change in found["changes"]} == {"place"}
+    code, found = document(capsys, "diff", str(paths[0]), str(paths[2]))
+    assert (code, found["changed"]) == (1, True)
+    assert [change["what"] for change in found["changes"] if change["counts"]] == ["config"]
 
 
 def test_diff_of_what_is_not_there_is_one_line(capsys):

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tuning._console import Console, counted, shorten_path
+from tuning._console import Console, shorten_path
+from tuning._words import counted
 
 NAME = "some_package.with.deep.modules.and_then.a_kernel_with_a_long_name_that_goes_on_and_on_fwd_kernel"
 

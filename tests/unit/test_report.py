@@ -140,7 +140,7 @@ def test_the_overview_has_one_row_for_each_key() -> None:
         ("kernel", "n=128", "BLOCK=16 num_warps=4 num_stages=3", "1", "6/8", "", "1", "25.0 %", "clear"),
         ("clear", "n=128", "BLOCK=32 num_warps=4 num_stages=3", "1", "8/8", "", "", "0.0 %", "clear"),
     )
-    assert table.notes == ("2 keys of 2 kernels from 8 journals; recordings disagree on 1 keys, 0 have near ties",)
+    assert table.notes == ("2 keys of 2 kernels from 8 journals; recordings disagree on 1 key; near ties: 0",)
 
 
 def test_names_in_the_overview_tell_rows_apart() -> None:
@@ -168,7 +168,7 @@ def test_the_overview_says_what_needs_attention() -> None:
     )
     assert notes[-2:] == (
         "and 10 keys more: see the JSON form",
-        "1 keys have one recording: record again to see what is noise",
+        "1 key has one recording: record again to see what is noise",
     )
 
 

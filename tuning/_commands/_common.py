@@ -6,9 +6,21 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-__all__ = ["add_arch", "add_journals", "add_json", "add_rule", "add_tables", "imports_elsewhere", "percentage"]
+from .._words import counted
+from ..errors import JournalError
+
+__all__ = [
+    "add_arch",
+    "add_journals",
+    "add_json",
+    "add_rule",
+    "add_tables",
+    "imports_elsewhere",
+    "no_records",
+    "percentage",
+]
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +73,17 @@ def percentage(text: str) -> float:
     if not 0 <= value <= 100:
         raise argparse.ArgumentTypeError(f"expected a percentage from 0 to 100, found {text!r}")
     return value
+
+
+def no_records(command: str, paths: Sequence[str]) -> JournalError:
+    """The error of a command that was given journals in which nothing is recorded."""
+    expected, found = "at least one key that was timed in record mode", f"no record in {counted(len(paths), 'journal')}"
+    return JournalError(
+        f"{command}: {paths[0] if len(paths) == 1 else paths[0] + ' and others'}: expected {expected}, found {found}: "
+        "most likely the kernels that ran lie outside the modules of the policy that recorded, or none ran; record "
+        "again with --triton-autotune-modules PACKAGE",
+        file=paths[0] if len(paths) == 1 else None,
+    )
 
 
 @contextlib.contextmanager

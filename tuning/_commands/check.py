@@ -1,17 +1,22 @@
 """Hold tables against the installed packages: which entries no longer fit, and what to do about each.
 
 Without a folder the packaged tables are checked. The packages that a table speaks of are imported. Entries of packages
-that are not installed are counted and are no problem.
+that are not installed are counted and are no problem, unless nothing at all could be checked: then the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from .._console import Console, counted
+from .._console import Console
+from .._words import counted
 from ._common import add_arch, add_json, imports_elsewhere
+
+if TYPE_CHECKING:
+    from ..checking import Finding
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -29,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Do it and return the exit code."""
-    from ..checking import check_tables
+    from ..checking import check_tables, unseen_rows
     from ._tables import installed_autotuners, read_folders
 
     files, unreadable = read_folders(options.folders, options.arch)
@@ -41,8 +46,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
         "files": len(files) + len(unreadable),
         "entries": sum(len(file.entries) for file in files),
         "denied": sum(len(file.denied) for file in files),
+        "unchecked": unseen_rows(files, findings),
         "problems": problems,
     }
+    rows = counts["entries"] + counts["denied"]
+    seen = rows - counts["unchecked"]
+    nothing = rows > 0 and seen == 0
+    code = int(problems > 0 or nothing)
     if options.json:
         console.json(
             {
@@ -55,21 +65,25 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 ],
             }
         )
-        return int(problems > 0)
-    _show(console, findings, unreadable)
+        return code
+    _show(console, findings, unreadable, counts["unchecked"])
+    if problems:
+        verdict = counted(problems, "problem")
+    elif nothing:
+        verdict = "nothing could be checked; install the packages that the tables are for"
+    else:
+        verdict = "no problem" if seen == rows else f"no problem in the {counted(seen, 'row')} that could be checked"
     console.line(
         f"{counted(counts['files'], 'table')}, {counted(counts['entries'], 'entry')}, "
-        f"{counted(counts['denied'], 'denied config')} under Triton {installed.triton}: "
-        f"{counted(problems, 'problem') if problems else 'no problem'}",
-        "bold red" if problems else "bold green",
+        f"{counted(counts['denied'], 'denied config')} under Triton {installed.triton}: {verdict}",
+        "bold red" if code else "bold green",
     )
-    return int(problems > 0)
+    return code
 
 
-def _show(console: Console, findings: Any, unreadable: Any) -> None:
+def _show(console: Console, findings: Sequence[Finding], unreadable: Sequence[Any], unseen: int) -> None:
     for error in unreadable:
         console.text(f"unreadable: {error.message}", hanging=2)
-    unchecked = 0
     for file, group in itertools.groupby(findings, key=lambda finding: finding.file):
         shown = [finding for finding in group if finding.is_problem]
         if shown:
@@ -80,9 +94,10 @@ def _show(console: Console, findings: Any, unreadable: Any) -> None:
             for finding in rows:
                 place = f"{finding.entry}: " if finding.entry else ""
                 console.text(f"{finding.kind.replace('_', ' ')}: {place}{finding.message}", indent=4, hanging=6)
-    reasons = [finding.message for finding in findings if not finding.is_problem]
-    unchecked = len(reasons)
-    if unchecked:
-        console.line(f"{unchecked} kernels or entries could not be checked:", "dim")
-        for reason in sorted({message.partition("not checked: ")[2] or message for message in reasons}):
+    unchecked = [finding for finding in findings if not finding.is_problem]
+    # Of a kernel that was looked at, each row whose config a pruner may still return is a finding of its own.
+    count = unseen + sum(bool(finding.entry) for finding in unchecked)
+    if count:
+        console.line(f"{counted(count, 'row')} could not be checked:", "dim")
+        for reason in sorted({each.message.partition("not checked: ")[2] or each.message for each in unchecked}):
             console.text(reason, indent=2, hanging=4)

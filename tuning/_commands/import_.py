@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from .._console import Console, counted
+from .._console import Console
+from .._words import counted
 from ._common import add_json, imports_elsewhere
 
 __all__ = ["SUMMARY", "add_arguments", "run"]

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._console import Console, counted
-from ._common import add_journals, add_json, add_rule
+from .._console import Console
+from .._words import counted
+from ._common import add_journals, add_json, add_rule, no_records
 
 if TYPE_CHECKING:
     from ..journal import Scan
@@ -118,6 +119,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     paths = find_journals(options.journals)
     folder = _Folder(options.out, options.arch, options.replace)
     merged = merge(folder.scan(paths), rule=options.rule, arch=options.arch, date=date, tables=folder.tables())
+    if not merged.records:
+        raise no_records("merge", paths)
     if all(facts.choice is None for facts in merged.keys):
         raise JournalError(
             f"merge: no entry comes of {counted(merged.records, 'record')} in {counted(len(paths), 'journal')}: "
@@ -173,7 +176,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         f"without a candidate that can be chosen: {found['keys_without_choice']}"
     )
     for path, size in merged.torn:
-        console.text(f"{path}: its last frame is torn ({size} bytes), all before it was merged", hanging=2)
+        console.text(f"{path}: its last frame is torn ({counted(size, 'byte')}), all before it was merged", hanging=2)
     for note in merged.notes:
         console.text(note, hanging=2)
     return 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from .._console import Console
-from ._common import add_journals, add_json, add_rule
+from ._common import add_journals, add_json, add_rule, no_records
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -37,7 +37,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from ..report import report_json, report_rows
     from ._rows import print_rows
 
-    merged = merge(map(scan_journal, find_journals(options.journals)), rule=options.rule, arch=options.arch)
+    paths = find_journals(options.journals)
+    merged = merge(map(scan_journal, paths), rule=options.rule, arch=options.arch)
+    if not merged.records:
+        raise no_records("report", paths)
     if options.json:
         console.json(report_json(merged))
     else:
