@@ -217,6 +217,13 @@ def test_the_pinned_block_runs_and_times_nothing(tmp_path: Path):
     assert "cheapest" in choice
 
 
+def test_the_line_that_shows_misses_is_the_one_said(tmp_path: Path):
+    said = re.findall(r"`(mode pinned: choices: [^`]*)`", PROSE)
+    printed = run_block(blocks("python")[1] + "print(installed.summary())\n", cwd=tmp_path).splitlines()[-1]
+    assert said == ["mode pinned: choices: M cheapest, N exact; 0 candidates timed"]
+    assert printed == said[0].replace("M cheapest, N exact", "1 cheapest")
+
+
 def test_the_resumable_loop_runs_and_resumes(tmp_path: Path):
     for _ in range(2):
         run_block(blocks("python")[2], cwd=tmp_path)
@@ -421,7 +428,12 @@ def test_the_time_that_a_check_waits_is_the_one_said():
 def test_tables_that_ship_are_the_ones_named():
     sentence = re.findall(r"Tables for (.*?) come with", " ".join(README.split()))[0]
     named = set(re.findall(r"`(\w+)`", sentence))
-    assert named == {path.parent.name for path in (ROOT / "tables").glob("*/*.json")}
+    shipped = {(path.parent.name, path.stem) for path in (ROOT / "tables").glob("*/*.json")}
+    assert named == {arch for arch, _ in shipped}
+    without = re.findall(r"come with the library \((.*?)\) get `cheapest` everywhere", PROSE)[0].split(", ")
+    assert without
+    assert named.isdisjoint(without)
+    assert "fla" not in {package for _, package in shipped}  # as the same sentence says
 
 
 def result(name):
