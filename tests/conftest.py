@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 TESTS = Path(__file__).parent
 FOLDERS_THAT_MARK = ("gpu", "multiprocess", "peers")
 ABSENT = re.compile(r"could not import|no module named|not installed|not importable", re.IGNORECASE)
 
 # Without a clock, a random seed or a database of earlier failures, a run depends on the code alone.
-settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
-settings.register_profile("explore", deadline=None, max_examples=2000)
+# Explaining a failure traces every line of every example, failing or not: the fuzz tests would take many times as long.
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink)
+settings.register_profile("deterministic", derandomize=True, deadline=None, database=None, phases=PHASES)
+settings.register_profile("explore", deadline=None, max_examples=2000, phases=PHASES)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
 
 

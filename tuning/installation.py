@@ -699,14 +699,14 @@ def install(policy: AutotunePolicy | None = None, *, deterministic: bool | Deter
             installation._prepare()
         except BaseException:
             if installation._session.writer is not None:
-                installation._session.writer.discard()
+                installation._session.writer.close(discard=True)
             raise
         previous = _current
         try:
             installation._activate(previous)
         except BaseException:
             if installation._session.writer is not None:
-                installation._session.writer.discard()
+                installation._session.writer.close(discard=True)
             raise
         _current = installation
         atexit.register(installation._close_at_exit)

@@ -167,17 +167,14 @@ class JournalWriter:
             self._environment = environment
             self._write_frame(frame)
 
-    def close(self) -> None:
-        """Close the file. Nothing is lost without it; closing twice does nothing."""
+    def close(self, *, discard: bool = False) -> None:
+        """Close the file, and remove it if ``discard``. Nothing is lost without it; closing twice does nothing."""
         with self._lock:
             self._closed = True
             self._release()
         _writers.discard(self)
-
-    def discard(self) -> None:
-        """Close the file and remove it: for one that was opened and then not wanted. Folders made for it stay."""
-        self.close()
-        Path(self._path).unlink(missing_ok=True)
+        if discard:
+            Path(self._path).unlink(missing_ok=True)
 
     def __enter__(self) -> JournalWriter:
         return self

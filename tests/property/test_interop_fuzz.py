@@ -6,6 +6,7 @@ bytes, damaged bytes of a sound file, any value in any place of one, doubled mem
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -167,6 +168,11 @@ ODD: list[Any] = [
 ]  # fmt: skip
 
 
+def odd(random: Random) -> Any:
+    """A copy: an odd container that a document holds may be changed by a later step, or put into itself."""
+    return copy.deepcopy(random.choice(ODD))
+
+
 def places(value: Any) -> list[tuple[Any, Any]]:
     """Every container of a document with each of its steps."""
     found = []
@@ -201,9 +207,9 @@ def test_any_value_in_any_place(name: str, seed: int) -> None:
                 names = [item for item in ODD if isinstance(item, str)]
                 place[random.choice(names)] = place.pop(step)
             elif kind == "added" and isinstance(place, dict):
-                place[random.choice([item for item in ODD if isinstance(item, str)])] = random.choice(ODD)
+                place[random.choice([item for item in ODD if isinstance(item, str)])] = odd(random)
             else:
-                place[step] = json.loads(json.dumps(other[its])) if kind == "other" else random.choice(ODD)
+                place[step] = json.loads(json.dumps(other[its])) if kind == "other" else odd(random)
         outcome(name, json.dumps(document).encode())
 
 
