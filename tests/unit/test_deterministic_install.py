@@ -126,3 +126,14 @@ def test_deterministic_mode_in_one_call_pins():
 def test_what_is_neither_a_bool_nor_a_mode_is_refused():
     with pytest.raises(tuning.PolicyError, match="expected a bool or a DeterministicMode"):
         tuning.install(deterministic="yes")
+
+
+@pytest.mark.parametrize("args", [5, "x", None, ["--deterministic-mode"]])
+def test_arguments_that_hold_no_options_are_refused(args):
+    with pytest.raises(tuning.DeterminismError):
+        mode_from_args(args)
+
+
+def test_a_mapping_serves_as_arguments():
+    assert mode_from_args({"deterministic_mode": False}) is False
+    assert mode_from_args({"deterministic_mode": True}).args == {"deterministic_mode": True}

@@ -223,11 +223,19 @@ def mode_from_args(args: Any) -> DeterministicMode | Literal[False]:
 
     Returns:
         A mode that is not applied yet, or False where deterministic mode is not asked for.
+
+    Raises:
+        DeterminismError: no option can be read from ``args``.
     """
-    members = args if isinstance(args, Mapping) else vars(args)
-    if not members.get("deterministic_mode"):
+    if not isinstance(args, Mapping) and not hasattr(args, "deterministic_mode") and not hasattr(args, "__dict__"):
+        refuse("these arguments", argument_problems(args))
+
+    def member(name: str) -> Any:
+        return args.get(name) if isinstance(args, Mapping) else getattr(args, name, None)
+
+    if not member("deterministic_mode"):
         return False
-    backend = members.get("attention_backend")
+    backend = member("attention_backend")
     return DeterministicMode(args=args, attention_backend=backend if isinstance(backend, (str, Enum)) else None)
 
 
