@@ -112,7 +112,7 @@ def _to_json(value: Any) -> Json:
             item = value.item()
             # Where Python has no such type (long double), the item is the value again.
             return {"numpy": [str(value.dtype), repr(item) if type(item) is kind else _to_json(item)]}
-        if not hasattr(value, "dtype"):
+        if "dtype" in kind.__name__.lower():
             return {"dtype": f"numpy.{value}"}
     if root == "torch" and kind.__name__ in ("device", "layout", "memory_format"):
         return {f"torch.{kind.__name__}": str(value)}

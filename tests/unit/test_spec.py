@@ -559,3 +559,9 @@ def test_the_order_of_a_set_does_not_matter() -> None:
 def test_a_numpy_value_that_python_has_no_type_for_is_encoded() -> None:
     numpy = pytest.importorskip("numpy")
     assert encode_value(numpy.longdouble(1)) != encode_value(numpy.longdouble(2))
+
+
+def test_a_numpy_object_that_is_no_value_does_not_put_its_address_into_a_key() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert encode_value(numpy.random.default_rng(0)) == encode_value(numpy.random.default_rng(1))
+    assert encode_value(numpy.dtype("float32")) == '{"dtype":"numpy.float32"}'
