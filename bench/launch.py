@@ -7,11 +7,18 @@ and differences within one run mean anything. Sides are interleaved, so that a s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import importlib.util
+import json
 import logging
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from bench import results
@@ -24,7 +31,13 @@ CASES: dict[str, dict[str, Any]] = {
     "12 arguments, Heuristics outside": {"tensors": 6, "strides": 2, "flags": 0, "heuristics": "outside"},
     "20 arguments": {"tensors": 6, "strides": 8, "flags": 2},
     "36 arguments": {"tensors": 10, "strides": 19, "flags": 3},
+    "12 arguments, FLA's autotuner": {"tensors": 6, "strides": 2, "flags": 0, "fla": "disabled"},
+    "12 arguments, FLA_CACHE_MODE=strict": {"tensors": 6, "strides": 2, "flags": 0, "fla": "strict"},
 }
+"""In the two last cases the autotuner is FLA's subclass; strict: it finds its config in a file of FLA's config folder.
+
+``TRITON_CACHE_AUTOTUNING=1`` is no case here: Triton reads it when it tunes, not on a hit.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,13 +99,21 @@ def _sides(case: dict[str, Any], gpu: bool) -> dict[str, Callable[[], Any]]:
             for index, kwargs in enumerate(tunable)
         ]
 
+    kind = Autotuner
+    if case.get("fla"):
+        from fla.ops.utils.cache import CachedAutotuner as kind
+
     def bench(call: Callable[[], Any], quantiles: Any) -> list[float]:
         call()
+        if case.get("fla") == "strict":
+            raise RuntimeError("a benchmark ran: FLA did not find its config in the file")
         return [1.0, 1.0, 1.0]
 
     def tuned(count: int) -> Any:
         inner = Heuristics(kernel, names, heuristics) if case.get("heuristics") == "inside" else kernel
-        tuner = Autotuner(inner, names, configs(count), ["k1", "k2", "k3"], None, None, do_bench=bench)
+        tuner = kind(inner, names, configs(count), ["k1", "k2", "k3"], None, None, do_bench=bench)
+        if case.get("fla") == "strict":
+            _write_fla_config(tuner, values)
         return Heuristics(tuner, names, heuristics) if case.get("heuristics") == "outside" else tuner
 
     bare = Heuristics(kernel, names, heuristics) if heuristics else kernel
@@ -110,6 +131,38 @@ def _sides(case: dict[str, Any], gpu: bool) -> dict[str, Callable[[], Any]]:
         "stock, hit": launcher(tuned(4)),
         "pinned": launcher(tuned(4)),
     }
+
+
+def _write_fla_config(tuner: Any, values: list[Any]) -> None:
+    """The file in which FLA, told to be strict, finds the first candidate for this launch."""
+    from fla.ops.utils.cache import AutotuneKey
+
+    key = AutotuneKey.build(tuner.arg_names, tuner.keys, tuple(values), {}).autotune_key
+    config = {"kwargs": {"BLOCK": 16}, "num_warps": 1, "num_stages": 1, "num_ctas": 1}
+    document = {"autotune_entries": {AutotuneKey.key_hash(key): {"config": config}}}
+    (Path(os.environ["FLA_CONFIG_DIR"]) / f"{tuner.kernel_name}.json").write_text(json.dumps(document))
+
+
+@contextlib.contextmanager
+def _fla_mode(mode: str | None) -> Iterator[None]:
+    """FLA's cache in this mode, with an empty config folder; FLA reads the variable once, when it is imported."""
+    if mode is None:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # FLA warns where there is no GPU
+        from fla.ops.utils import cache
+    before, folder = cache.FLA_CACHE_MODE, os.environ.get("FLA_CONFIG_DIR")
+    with tempfile.TemporaryDirectory(prefix="bench-fla-") as empty:
+        cache.FLA_CACHE_MODE = cache.FlaCacheMode(mode)
+        os.environ["FLA_CONFIG_DIR"] = empty
+        try:
+            yield
+        finally:
+            cache.FLA_CACHE_MODE = before
+            os.environ.pop("FLA_CONFIG_DIR")
+            if folder is not None:
+                os.environ["FLA_CONFIG_DIR"] = folder
 
 
 def _measure(case: dict[str, Any], gpu: bool, launches: int, samples: int) -> dict[str, dict[str, float]]:
@@ -162,17 +215,24 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     logging.getLogger("tuning").setLevel(logging.ERROR)  # the tunable under Heuristics leaves candidates without a tile
     table = {}
     print(f"{'us per launch (median)':36} {'bare JIT':>9} {'one cfg':>9} {'hit':>9} {'pinned':>9} {'over bare':>10}")
+    skipped = []
     for title, case in CASES.items():
-        found = table[title] = _measure(case, gpu, options.launches, options.samples)
+        if case.get("fla") and importlib.util.find_spec("fla") is None:
+            skipped.append(title)
+            print(f"{title:36} skipped: fla-core is not installed", flush=True)
+            continue
+        with _fla_mode(case.get("fla")):
+            found = table[title] = _measure(case, gpu, options.launches, options.samples)
         medians = [found[name]["median_us"] for name in ("bare JIT", "stock, one config", "stock, hit", "pinned")]
         print(
             f"{title:36} {' '.join(f'{value:9.2f}' for value in medians)} {medians[3] - medians[0]:+10.2f}", flush=True
         )
     return {
         "case": "launch",
-        **results.circumstances(("triton", "torch")),
+        **results.circumstances(("triton", "torch", "fla-core")),
         "kernel": "compiled, next to no work on the device" if gpu else "stub in place of the JIT function",
         "launches_per_sample": options.launches,
         "samples": options.samples,
         "times": table,
+        "skipped": skipped,
     }

@@ -1,29 +1,41 @@
-"""Write the tables of published configs from their list: ``python bench/published_tables.py [CSV] [-o FOLDER]``.
+"""Write the shipped tables from what is committed here: ``python -m bench.published_tables [-o FOLDER]``.
 
-The list (``bench/data/published_configs.csv``) holds what others reported for sm100 and sm103: Mamba-2 SSD kernels of
-mamba_ssm, and MLA RoPE and mHC kernels of Megatron-LM's main branch. Nothing in it was measured here, and each entry
-says so. Running this again gives the same bytes.
+Running this again gives the same bytes; a test holds that.
 
-Besides each row under its own name, two kinds of alias are written, and their evidence says what they are:
+**Measured** (sm90): the merge of recordings. ``bench/data/journals`` holds four recordings of Mamba-2's SSD step, and
+each folder ``bench/data/recordings/<date>`` what ``python -m bench record`` made and ``python -m bench.record_pack``
+compacted. Where both have a key the SSD recordings' entry stands, of which there are more.
+
+**Reported** (sm100, sm103): ``bench/data/published_configs.csv``, Mamba-2 SSD kernels of mamba_ssm, and MLA RoPE and
+mHC kernels of Megatron-LM's main branch. Nothing in it was measured here, and each entry says so. Besides each row
+under its own name, two kinds of alias are written, and their evidence says what they are:
 
 * megatron-core 0.19 has copies of mamba_ssm's forward SSD kernels in ``megatron.core.ssm.ops``, under the same bare
   names, and the rows were published by bare name. The copies take other tensors, so each row is written twice: with the
   dtypes as reported, and with them adapted to the copy's signature (:data:`COPIES`).
 * The kernels ``_mla_rope_*`` are not in megatron-core's wheels up to 0.19.2. Their predecessors there
   (:data:`PREDECESSORS`) have the same key arguments, tensors and candidates.
+
+**Denied**: ``bench/data/denied_configs.json``, configs known to be wrong or racy on an arch, with reason and source.
+A list in a row's config stands for all of its values. A table cannot limit a row to versions of Triton: it is denied
+under all, which costs speed at most.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from tuning.journal import find_journals, read_journal
+from tuning.merge import merge
 from tuning.spec import LaunchConfig, encode_value
-from tuning.tables import Entry, TableFile, write_table
+from tuning.tables import Denied, Entry, TableFile, write_table
 
 HERE = Path(__file__).resolve().parent
 
@@ -47,6 +59,8 @@ PREDECESSORS = {
 """Kernels of Megatron-LM's main branch, and what megatron-core 0.16.1 and 0.19.2 have instead."""
 
 NOT_MEASURED = "not measured here"
+SSD_DATE = "2026-11-29"
+"""When the recordings in ``bench/data/journals`` were made."""
 
 
 def entry_of(row: Mapping[str, str]) -> Entry:
@@ -92,17 +106,78 @@ def tables_of(rows: list[dict[str, str]]) -> Iterator[TableFile]:
         yield TableFile(arch, package, package_version="", triton="", device="", entries=tuple(entries))
 
 
+def denied_rows(data: Sequence[Mapping[str, Any]]) -> dict[str, list[Denied]]:
+    """The denied configs of a list, by arch."""
+    found: dict[str, list[Denied]] = {}
+    for row in data:
+        names = list(row["kwargs"])
+        values = itertools.product(*row["kwargs"].values(), row["num_warps"], row["num_stages"])
+        key = None if row["key"] == "*" else tuple((name, encode_value(value)) for name, value in row["key"].items())
+        for *settings, warps, stages in values:
+            kwargs = dict(zip(names, settings, strict=True))
+            config = LaunchConfig.build(kwargs, num_warps=warps, num_stages=stages)
+            for arch in row["archs"]:
+                found.setdefault(arch, []).append(Denied(row["kernel"], config, key, row["reason"], row["source"]))
+    return found
+
+
+def with_denied(tables: Sequence[TableFile], denied: Mapping[str, Sequence[Denied]]) -> list[TableFile]:
+    """Tables with denied configs added, in tables of their own where there is none."""
+    found = {(table.arch, table.package): table for table in tables}
+    for arch, rows in denied.items():
+        for row in rows:
+            at = (arch, row.kernel.partition(".")[0])
+            table = found.get(at) or TableFile(*at, package_version="", triton="", device="", entries=())
+            if all(row.identity != other.identity for other in table.denied):
+                found[at] = replace(table, denied=(*table.denied, row))
+    return [table for _, table in sorted(found.items())]
+
+
+def measured(data: Path, denied: Mapping[str, Sequence[Denied]]) -> list[TableFile]:
+    """The tables that the committed recordings merge into.
+
+    Configs that are denied for another reason than failing to launch take no part in the merge.
+    """
+    (ssd,) = merge(map(read_journal, find_journals([data / "journals"])), date=SSD_DATE).tables
+    layers: dict[tuple[str, str], TableFile] = {(ssd.arch, ssd.package): ssd}
+    known = with_denied([], denied)
+    for folder in sorted(path for path in (data / "recordings").glob("*") if path.is_dir()):
+        recorded = map(read_journal, find_journals([folder]))
+        # A later recording continues an earlier one, as ``triton-tuning merge`` does with a table that is there.
+        rest = [table for at, table in layers.items() if at != (ssd.arch, ssd.package)]
+        merged = merge(recorded, date=folder.name, tables=[*rest, *known]).tables
+        for table in merged:
+            layers[table.arch, table.package] = _under(ssd, table) if table.package == ssd.package else table
+    return list(layers.values())
+
+
+def _under(upper: TableFile, lower: TableFile) -> TableFile:
+    """One table of two: what the upper one has hides the same key in the lower one."""
+    if upper.arch != lower.arch:
+        return lower
+    entries = {entry.identity: entry for entry in (*lower.entries, *upper.entries)}
+    hidden = {(row.kernel, row.config, row.key, row.dtypes) for row in upper.denied}
+    denied = [row for row in lower.denied if (row.kernel, row.config, row.key, row.dtypes) not in hidden]
+    return replace(lower, entries=tuple(entries.values()), denied=(*upper.denied, *denied))
+
+
+def shipped(data: Path = HERE / "data") -> list[TableFile]:
+    """Every shipped table, sorted by arch and package."""
+    with (data / "published_configs.csv").open(newline="", encoding="utf-8") as stream:
+        reported = list(tables_of(list(csv.DictReader(stream))))
+    denied = denied_rows(json.loads((data / "denied_configs.json").read_text(encoding="utf-8")))
+    return with_denied([*reported, *measured(data, denied)], denied)
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Read the list, write the tables, and name each file written."""
+    """Write the tables, and name each file written."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("csv", nargs="?", type=Path, default=HERE / "data" / "published_configs.csv")
+    parser.add_argument("data", nargs="?", type=Path, default=HERE / "data", help="folder with what they are made from")
     parser.add_argument("-o", "--output", type=Path, default=HERE.parent / "tables", metavar="FOLDER")
     options = parser.parse_args(arguments)
-    with options.csv.open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    for table in tables_of(rows):
+    for table in shipped(options.data):
         path = write_table(options.output, table)
-        print(f"{path}: {len(table.entries)} entries")
+        print(f"{path}: {len(table.entries)} entries, {len(table.denied)} denied configs")
 
 
 if __name__ == "__main__":

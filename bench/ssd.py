@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=Path, help="folder for journals, table and compile caches")
 
 
-def _worker(cache: Path, *arguments: str) -> dict[str, Any]:
+def run_worker(cache: Path, *arguments: str) -> dict[str, Any]:
+    """One fresh process that runs the step with these arguments of :mod:`bench.ssd_worker`; what it found."""
     environment = {
         **os.environ,
         "TRITON_CACHE_DIR": str(cache),
@@ -70,17 +71,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     steps = ("--steps", str(options.steps), "--deterministic-algorithms")
     cache = keep / "cache"
     recorded = [
-        _worker(cache, "--mode", "record", "--record-path", str(keep / "journals" / "run"), *steps)
+        run_worker(cache, "--mode", "record", "--record-path", str(keep / "journals" / "run"), *steps)
         for _ in range(options.record)
     ]
     merged = merge(read_journal(path) for path in find_journals([str(keep / "journals")]))
     tables = [write_table(keep / "tables", table).relative_to(keep / "tables").as_posix() for table in merged.tables]
     fresh = keep / "cache-pinned"
     pinned = [
-        _worker(fresh, "--mode", "pinned", "--table", str(keep / "tables"), *steps) for _ in range(options.pinned)
+        run_worker(fresh, "--mode", "pinned", "--table", str(keep / "tables"), *steps) for _ in range(options.pinned)
     ]
-    cheapest = [_worker(cache, "--mode", "pinned", *steps)] if options.pinned else []
-    stock = [_worker(cache, "--mode", "auto", *steps) for _ in range(options.stock)]
+    cheapest = [run_worker(cache, "--mode", "pinned", *steps)] if options.pinned else []
+    stock = [run_worker(cache, "--mode", "auto", *steps) for _ in range(options.stock)]
     for folder in (cache, fresh):
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -14,6 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=("auto", "record", "pinned"), required=True)
     parser.add_argument("--record-path")
+    parser.add_argument("--remeasure", action="store_true")
     parser.add_argument("--table")
     parser.add_argument("--on-miss", default="cheapest")
     parser.add_argument("--deterministic-algorithms", action="store_true")
@@ -31,6 +32,7 @@ def main() -> None:
     policy = tuning.AutotunePolicy(
         mode=options.mode,
         record_path=options.record_path,
+        remeasure=options.remeasure,
         table_path=(options.table,) if options.table else (),
         on_miss=options.on_miss,
     )

@@ -2,7 +2,8 @@
 
 One process records with an empty cache, which leaves a full one; its journal is merged into a table. The warmup
 compiles for it into a fresh cache. Then cold pinned processes run from the table, each on a copy of its cache, in turn:
-full, warmed, full, warmed; and last one on an empty cache.
+full, warmed, full, warmed; and one on an empty cache. Last Triton alone on the full cache, as it is and with its own
+cache of timings (TRITON_CACHE_AUTOTUNING=1), which the first process writes and the second reads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import results
-from bench.ssd import _worker
+from bench.ssd import run_worker
 
 STEPS = ("--steps", "3")
 
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this case."""
     parser.add_argument("--repeat", type=int, default=2, help="cold pinned processes for each cache")
     parser.add_argument("--jobs", type=int, help="processes of the warmup (default: one for each CPU)")
+    parser.add_argument("--no-stock", dest="stock", action="store_false", help="leave out Triton alone")
     parser.add_argument("--keep", type=Path, help="folder for journals, table and compile caches")
 
 
@@ -59,7 +61,28 @@ def _pinned(cache: Path | None, keep: Path, scratch: Path) -> dict[str, Any]:
     shutil.rmtree(scratch, ignore_errors=True)
     if cache is not None:
         shutil.copytree(cache, scratch)  # a run adds to its cache what it lacks: each starts from the same
-    return _worker(scratch, "--mode", "pinned", "--table", str(keep / "tables"), *STEPS)
+    return run_worker(scratch, "--mode", "pinned", "--table", str(keep / "tables"), *STEPS)
+
+
+def _stock(full: Path, scratch: Path) -> dict[str, dict[str, Any]]:
+    """Triton alone on a full compile cache: as it is, and twice with its own cache of timings on disk.
+
+    Of those two the first times and writes the timings down, the second reads them.
+    """
+    found = {}
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(full, scratch)
+    before = os.environ.pop("TRITON_CACHE_AUTOTUNING", None)
+    try:
+        found["full cache"] = run_worker(scratch, "--mode", "auto", *STEPS)
+        os.environ["TRITON_CACHE_AUTOTUNING"] = "1"
+        for name in ("TRITON_CACHE_AUTOTUNING=1, writing", "TRITON_CACHE_AUTOTUNING=1, reading"):
+            found[name] = run_worker(scratch, "--mode", "auto", *STEPS)
+    finally:
+        os.environ.pop("TRITON_CACHE_AUTOTUNING", None)
+        if before is not None:
+            os.environ["TRITON_CACHE_AUTOTUNING"] = before
+    return found
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -71,7 +94,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     keep = options.keep or Path(tempfile.mkdtemp(prefix="bench-warmup-"))
     keep.mkdir(parents=True, exist_ok=True)
     full, warmed, scratch = (keep / name for name in ("cache-full", "cache-warmed", "cache-scratch"))
-    recorded = _worker(full, "--mode", "record", "--record-path", str(keep / "journals" / "run"), *STEPS)
+    recorded = run_worker(full, "--mode", "record", "--record-path", str(keep / "journals" / "run"), *STEPS)
     for table in merge(read_journal(path) for path in find_journals([str(keep / "journals")])).tables:
         write_table(keep / "tables", table)
     report = _warmup(warmed, keep, options.jobs)
@@ -81,6 +104,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for name, cache in caches.items():
             runs[name].append(_pinned(cache, keep, scratch))
     runs["empty cache"] = [_pinned(None, keep, scratch)]
+    stock = _stock(full, scratch) if options.stock else {}
     for folder in (full, warmed, scratch):
         shutil.rmtree(folder, ignore_errors=True)
     first = {name: statistics.median(run["first_step_s"] for run in found) for name, found in runs.items()}
@@ -92,9 +116,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "recorded": recorded,
         "warmup": report,
         "runs": runs,
+        "stock": stock,
         "summary": {
             "first step, stock tuning, empty cache [s]": recorded["first_step_s"],
             **{f"first step, pinned, {name} [s]": seconds for name, seconds in first.items()},
+            **{f"first step, stock, {name} [s]": run["first_step_s"] for name, run in stock.items()},
             "first step after warmup / with a full cache": first["after warmup"] / first["full cache"],
             "warmup [s]": report["command_s"],
             "warmup / (process start-up + longest compile)": report["command_s"]

@@ -241,12 +241,14 @@ def judge(read: AutotunerFacts, policy: PolicyLike | None, *, deterministic: boo
     mode = policy.effective_mode(deterministic=deterministic)
     if mode == "auto":
         return "timed", "mode auto: Triton chooses"
-    if not read.calls_through:
-        return "not covered", f"{read.class_name}.run replaces Triton's and never calls it: no policy reaches it"
+    if not read.calls_through and mode == "record":
+        return "not covered", f"{read.class_name}.run replaces Triton's and never calls it: nothing is journaled"
     if policy.is_config_invariant(name):
         return "timed", "config-invariant: no candidate changes its results, so Triton may choose"
     if mode == "record":
         return "timed", "mode record: Triton times it, and every timing is journaled"
+    if not read.calls_through:
+        return "pinned", f"{read.class_name}.run replaces Triton's and never calls it: given the chosen candidate alone"
     return "pinned", f"by tables, else by the on-miss rule ({policy.on_miss})"
 
 
@@ -278,7 +280,10 @@ def read_notes(
     if count > 1:
         notes += _reset_notes(read)
     if read.own_run:
-        what = "calls Triton's through" if read.calls_through else "never calls Triton's, so no policy reaches it"
+        what = "calls Triton's through"
+        if not read.calls_through:
+            what = "never calls Triton's: pinned, it is given the chosen candidate alone, which it may not heed; "
+            what += "recording does not reach it"
         notes.append(Note("own_run" if read.calls_through else "run_replaced", f"{read.class_name}.run {what}"))
     if read.cache_results:
         notes.append(

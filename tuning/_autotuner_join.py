@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from ._autotuner_info import AutotunerInfo, ChoiceCount, Note, PolicyLike, Resets, judge, read_notes
 from .interception import AutotunerFacts
-from .spec import Choice
+from .spec import Choice, Key, Source
 
-__all__ = ["join", "note_shared_names"]
+__all__ = ["join", "note_shared_names", "with_choices"]
 
 _OBSERVED_MANY = 8
 """From this many different values of one key name in one run on, the key is said to fragment, whatever its name."""
@@ -54,11 +55,11 @@ def join(
             if policy is not None:
                 state, reason = judge(launched, policy, deterministic=deterministic)
                 info = replace(info, state=state, reason=reason)
-        joined.append(_with_choices(info, made.get(info.kernel, ()), info.kernel in compiled))
+        joined.append(with_choices(info, made.get(info.kernel, ()), info.kernel in compiled))
     listed = {info.kernel for info in static}
     for name in sorted((runs.keys() | made.keys() | set(compiled)) - listed):
         joined += [
-            _with_choices(info, made.get(name, ()), name in compiled)
+            with_choices(info, made.get(name, ()), name in compiled)
             for info in _unlisted(name, runs.get(name, ()), policy, deterministic)
         ]
     return note_shared_names(joined)
@@ -106,7 +107,19 @@ def _matched(
     return found
 
 
-def _with_choices(info: AutotunerInfo, choices: Sequence[Choice], compiled: bool) -> AutotunerInfo:
+class _Made(Protocol):
+    """What is asked of a choice: one of this process, or one of a manifest."""
+
+    @property
+    def key(self) -> Key: ...
+    @property
+    def source(self) -> Source: ...
+    @property
+    def origin(self) -> str | None: ...
+
+
+def with_choices(info: AutotunerInfo, choices: Sequence[_Made], compiled: bool) -> AutotunerInfo:
+    """The entry with the choices that a run made for it, in their order."""
     notes = list(info.notes)
     if compiled:
         notes.append(Note("compiled", "launched from a compiled graph, past the autotuner"))

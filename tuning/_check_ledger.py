@@ -5,7 +5,8 @@ rank of a group derives the same verdict from its own copy.
 
 **What is compared.** A rank's item for a kernel and key is the *set* of configs that it launched there: a key may be
 launched with several, since a fallback depends on more than the key. Ranks agree on a key when all that launched it
-launched the same set; a key seen by fewer than two ranks is not compared.
+launched the same set; a key seen by fewer than two ranks is not compared. Configs of one bit class count as one
+(:mod:`tuning._check_classes`).
 
 **Size.** Facts are kept by content, not by rank: for each kernel, key, config and source one integer whose bits are
 the ranks. Memory grows with distinct facts and with an eighth of a byte per fact and rank.
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tuning._check_classes import class_labels
 from tuning._check_contents import Fact
 from tuning._check_transport import format_ranks
 from tuning._config_text import differing_fields, readable_key
@@ -161,8 +163,10 @@ class Ledger:
             seen = self._seen[place]
             configs: dict[str, int] = {}
             everyone = 0
+            labels = class_labels(config for config, _ in seen.ranks)
             for (config, _), ranks in seen.ranks.items():
-                configs[config] = configs.get(config, 0) | ranks
+                label = labels[config]
+                configs[label] = configs.get(label, 0) | ranks
                 everyone |= ranks
             if not everyone & (everyone - 1):
                 continue

@@ -40,6 +40,11 @@ class Console:
         self.width = max(width if width is not None else shutil.get_terminal_size((80, 24)).columns, _NARROWEST)
         self._styled = _rich_console(self._stream) if self.is_terminal else None
 
+    @property
+    def styled(self) -> Any:
+        """A ``rich.console.Console`` on the same stream; None where there is no terminal, or no rich."""
+        return self._styled
+
     def line(self, text: str = "", style: str = "") -> None:
         """One line as it is, however long, but for what could steer a terminal: names and errors come out of files."""
         text = _clean(text)

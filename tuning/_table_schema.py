@@ -399,6 +399,7 @@ _EVIDENCE: dict[str, tuple[type | tuple[type, ...], str]] = {
     "ranks": (int, "an integer"),
     "best_ms": ((int, float), "a number of milliseconds"),
     "runner_up_ms": ((int, float, type(None)), "a number of milliseconds, or null"),
+    "probe": (dict, "an object that says what the bit classes rest on"),
 }
 
 

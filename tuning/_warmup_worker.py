@@ -89,7 +89,7 @@ class Compiler:
         self.triton = supported_triton()
         self.arch = arch
         self.policy = policy
-        self.tables = load_tables(arch, policy.table_path)
+        self.tables = load_tables(arch, policy.table_path, neighbours=policy.on_miss == "nearest")
         compile_for(arch, multiprocessors=multiprocessors)
         if build_driver:
             # While packages are imported. One process does it; what goes wrong is met again, and said, at a launcher.

@@ -18,18 +18,28 @@ from ._words import counted
 from .spec import Json, LaunchConfig
 from .tables import Denied, Entry, TableFile
 
-__all__ = ["AutotunerLike", "Finding", "FindingKind", "check_tables", "modules_of", "unseen_rows"]
+__all__ = ["AutotunerLike", "Finding", "FindingKind", "check_coverage", "check_tables", "modules_of", "unseen_rows"]
 
 FindingKind = Literal[
-    "missing_kernel", "single_candidate", "not_a_candidate", "other_key", "stale_source", "other_triton", "unchecked"
+    "missing_kernel",
+    "single_candidate",
+    "not_a_candidate",
+    "other_key",
+    "stale_source",
+    "other_triton",
+    "uncovered",
+    "unchecked",
+    "idle_denial",
 ]
 """What is amiss.
 
 ``missing_kernel``: its module imports and has no autotuner of that name. ``single_candidate``: it is there, with
 nothing to choose. ``not_a_candidate``: the entry's config is none of the candidates, so the entry counts as a miss.
 ``other_key``: the autotuner's key has other names, so the entry is never found. ``stale_source``: the kernel's source
-has changed since, so the entry's speed is in doubt. ``other_triton``: so it is under another Triton. ``unchecked``: no
-problem; it could not be looked at.
+has changed since, so the entry's speed is in doubt. ``other_triton``: so it is under another Triton. ``uncovered``:
+an installed autotuner with a choice, of which no table of the arch has an entry. ``unchecked``: no problem; it could
+not be looked at. ``idle_denial``: no problem; what is denied is no candidate here, and may be one in another version of
+the package, or on the arch that the table is for.
 """
 
 
@@ -78,7 +88,7 @@ class Finding:
     @property
     def is_problem(self) -> bool:
         """Whether somebody has to act."""
-        return self.kind != "unchecked"
+        return self.kind not in ("unchecked", "idle_denial")
 
     def to_json(self) -> Json:
         """JSON form."""
@@ -110,6 +120,7 @@ def check_tables(
     *,
     triton: str,
     unimported: Mapping[str, str] | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> tuple[Finding, ...]:
     """What of these tables does not fit what is installed.
 
@@ -118,6 +129,7 @@ def check_tables(
         autotuners: those of the modules that were looked into.
         triton: the installed version.
         unimported: modules that could not be looked into, each with the reason.
+        versions: installed version of each top-level package, for messages.
 
     Returns:
         The findings, sorted by file, kernel and entry.
@@ -132,7 +144,39 @@ def check_tables(
             entries = [entry for entry in file.entries if entry.kernel == kernel]
             denied = [row for row in file.denied if row.kernel == kernel]
             reason = reasons.get(_module(kernel))
-            found += _check_kernel(name, kernel, entries, denied, known.get(kernel), reason)
+            here = (versions or {}).get(kernel.partition(".")[0], "")
+            found += _check_kernel(
+                name, kernel, entries, denied, known.get(kernel), reason, (here, file.package_version)
+            )
+    return tuple(sorted(found))
+
+
+def check_coverage(
+    files: Iterable[TableFile], autotuners: Iterable[AutotunerLike], *, beside: Iterable[str] = ()
+) -> tuple[Finding, ...]:
+    """The installed autotuners with a choice of which the tables of an arch have no entry, for each arch of the tables.
+
+    Args:
+        files: the tables.
+        autotuners: those of the packages that the tables are to cover.
+        beside: qualified names that need no entry, such as config-invariant kernels.
+
+    Returns:
+        The findings, sorted.
+    """
+    tables = tuple(files)
+    exempt = set(beside)
+    wanted = sorted({each.kernel for each in autotuners if len(each.candidates) > 1} - exempt)
+    found = []
+    for arch in sorted({file.arch for file in tables}):
+        covered = {entry.kernel for file in tables if file.arch == arch for entry in file.entries}
+        found += [
+            Finding(
+                arch, kernel, "", "uncovered", f"no table of {arch} has an entry: the on-miss rule chooses; record it"
+            )
+            for kernel in wanted
+            if kernel not in covered
+        ]
     return tuple(sorted(found))
 
 
@@ -180,6 +224,7 @@ def _check_kernel(
     denied: Sequence[Denied],
     autotuner: AutotunerLike | None,
     unimported: str | None,
+    versions: tuple[str, str],
 ) -> list[Finding]:
     def finding(kind: FindingKind, message: str, entry: str = "") -> Finding:
         return Finding(name, kernel, entry, kind, message)
@@ -192,8 +237,9 @@ def _check_kernel(
         return [
             finding(
                 "missing_kernel",
-                f"not in the installed package: {rows} never used; install the version that the table was made for, or "
-                "drop them",
+                f"not in the installed {versions[0] or 'package'}: {rows} never used here; the table is of "
+                f"{versions[1] or 'a version that it does not name'}: install a version that has this kernel, or drop "
+                "them",
             )
         ]
     if len(autotuner.candidates) == 1:
@@ -220,11 +266,11 @@ def _check_kernel(
         if entry.key is not None:
             found += _check_key(finding, text, entry, autotuner)
         if entry.config not in live:
-            found.append(_not_live(finding, text, entry.config, autotuner, "the entry counts as a miss"))
+            found.append(_not_live(finding, text, entry.config, autotuner))
     for row in denied:
         if row.config not in live:
             text = f"denied {row.config}"
-            found.append(_not_live(finding, text, row.config, autotuner, "the denial has nothing to deny"))
+            found.append(finding("idle_denial", f"{row.config} is no candidate here: nothing to deny", text))
     return found
 
 
@@ -248,15 +294,14 @@ def _check_key(finding: _MakeFinding, text: str, entry: Entry, autotuner: Autotu
     ]
 
 
-def _not_live(
-    finding: _MakeFinding, text: str, config: LaunchConfig, autotuner: AutotunerLike, consequence: str
-) -> Finding:
+def _not_live(finding: _MakeFinding, text: str, config: LaunchConfig, autotuner: AutotunerLike) -> Finding:
     if autotuner.pruner:
         return finding(
             "unchecked", f"{config} is not listed, but the autotuner prunes and may return configs of its own", text
         )
     return finding(
         "not_a_candidate",
-        f"{config} is none of the {len(autotuner.candidates)} candidates: {consequence}; record this key again",
+        f"{config} is none of the {len(autotuner.candidates)} candidates: the entry counts as a miss; record this "
+        "key again",
         text,
     )

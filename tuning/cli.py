@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO, TypeVar
 
 from . import __version__
 from ._commands import COMMANDS, load
@@ -27,6 +29,8 @@ _PROBLEMS = 1
 _USAGE = 2
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
+
+_T = TypeVar("_T")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -58,22 +62,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = make_parser()
     try:
-        # Help is written by argparse itself, and may meet a closed pipe too.
-        options = parser.parse_args(argv)
-        with _messages(), _current_folder():
-            code = int(options.run(options, Console()))
-        sys.stdout.flush()
-        return code
+        with _standard_output():
+            options = parser.parse_args(argv)
+            with _messages(), _current_folder():
+                return int(options.run(options, Console()))
     except (PolicyError, UsageError) as error:
         _complain(error)
         return _USAGE
     except TuningError as error:
         _complain(error)
         return _PROBLEMS
+    except _OutputError as error:
+        _complain(TuningError(f"standard output cannot be written: {error}; what was printed is not whole"))
+        return _PROBLEMS
     except BrokenPipeError:
-        # Else the interpreter would find the closed pipe once more as it flushes at exit, and say so.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except KeyboardInterrupt:
         sys.stderr.write(f"{_PROGRAM}: interrupted\n")
@@ -82,6 +84,73 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _complain(error: TuningError) -> None:
     sys.stderr.write(f"{_PROGRAM}: error: {' '.join(error.message.split())}\n")
+
+
+class _OutputError(Exception):
+    """Standard output could not be written, for another reason than that its reader went away."""
+
+
+class _Output(io.TextIOBase):
+    """Standard output, whose errors are told from those of all other files."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._try(lambda: self._stream.write(text))
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, step: Callable[[], _T]) -> _T:
+        try:
+            return step()
+        except BrokenPipeError:
+            self._silence()
+            raise
+        except OSError as error:
+            self._silence()
+            raise _OutputError(error.strerror or str(error)) from error
+
+    def _silence(self) -> None:
+        # Else the interpreter would meet the same once more as it flushes at exit, and say so.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+
+@contextlib.contextmanager
+def _standard_output() -> Iterator[None]:
+    """Standard output that any name can be written to, whatever its encoding, and that is whole when this ends.
+
+    Where it is closed from the start, nobody wants it, and it goes nowhere. What argparse prints and then leaves by
+    ``SystemExit`` is looked after too.
+    """
+    stream = sys.stdout
+    with contextlib.ExitStack() as undo:
+        if stream is None:
+            stream = undo.enter_context(open(os.devnull, "w"))
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+            undo.callback(stream.reconfigure, errors="strict")
+        sys.stdout, before = _Output(stream), sys.stdout
+        undo.callback(setattr, sys, "stdout", before)
+        try:
+            yield
+        except SystemExit:
+            sys.stdout.flush()
+            raise
+        else:
+            sys.stdout.flush()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@
     ├── DisagreementError           ranks launched different configs, or a rank sent what cannot be read
     │   └── AbsentRankError         a rank did not arrive at a check in time
     ├── InventoryError              a module whose autotuners were asked for cannot be listed
+    ├── MetricStandardError         a file of metrics, or what is recorded into one, cannot be used
+    ├── CostError                   a file of timed ranges, or what is measured for one, cannot be used
     ├── UnsupportedTritonError      the installed Triton lacks what interception needs
     └── DeterminismError            deterministic mode refuses the process as it is
 
@@ -25,10 +27,12 @@ from collections.abc import Sequence
 
 __all__ = [
     "AbsentRankError",
+    "CostError",
     "DeterminismError",
     "DisagreementError",
     "InventoryError",
     "JournalError",
+    "MetricStandardError",
     "PolicyError",
     "TableError",
     "TableMissError",
@@ -186,6 +190,46 @@ class InventoryError(TuningError):
         super().__init__(message)
         self.module = module
         self.reason = reason
+
+
+class MetricStandardError(TuningError):
+    """A file of recorded metrics cannot be used, a value cannot be recorded, or a recording is refused.
+
+    Attributes:
+        file: path of the file, or None.
+        where: the place in it, such as ``$.metrics.loss.points[3]``, or the metric at fault, or None.
+        expected: what would have been accepted, in words.
+        found: what was found, shortened.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | None = None,
+        where: str | None = None,
+        expected: str | None = None,
+        found: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.file = file
+        self.where = where
+        self.expected = expected
+        self.found = found
+
+
+class CostError(TuningError):
+    """A file of timed ranges cannot be read or written, two cannot be joined, or ranges cannot be timed.
+
+    Attributes:
+        file: path of the file, or None.
+        line: the line at fault, from 1, or None.
+    """
+
+    def __init__(self, message: str, *, file: str | None = None, line: int | None = None) -> None:
+        super().__init__(message)
+        self.file = file
+        self.line = line
 
 
 class UnsupportedTritonError(TuningError):

@@ -8,6 +8,7 @@ that ship with the library) waits for the first launch that asks.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import importlib.metadata
 import importlib.util
 import logging
@@ -18,21 +19,27 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from . import manifest as manifest_module
+from ._check_classes import with_class
+from ._launch_replay import compiler_identity
+from ._selection_classes import Freedom, freedom
 from .errors import DeterminismError, PolicyError, TuningError
+from .inductor import CompiledKernels
 from .interception import AutotunerFacts, Interception, Treatment, current_arch, device_facts
 from .journal import JournalWriter
 from .manifest import AutotunerState, AutotunerUse, Launch, Manifest, TableUse, build_manifest, write_manifest
+from .merge import near_ties
 from .policy import AutotunePolicy
 from .resumption import CarriedChoices, gather_choices
 from .selection import Decision, Notice, decide
 from .spec import Choice, Environment, Json, Kernel, Key, TuningRecord
-from .tables import TableFile, Tables, archs_in, load_tables, table_bytes
+from .tables import TableFile, Tables, archs_in, bundled_folder, load_tables, table_bytes
 from .verification import DEFAULT_TIMEOUT_SECONDS, Launched, TorchCommunicator, Verifier
 
 if TYPE_CHECKING:
@@ -56,6 +63,13 @@ __all__ = [
 
 logger = logging.getLogger("tuning")
 
+_ON_A_MISS = {
+    "cheapest": "the cheapest candidate",
+    "model": "the static model's candidate",
+    "nearest": "the nearest entry's candidate",
+}
+"""What is taken where no entry matches, by the choice's source."""
+
 _lock = threading.RLock()
 _current: Installation | None = None
 
@@ -63,9 +77,9 @@ _current: Installation | None = None
 def _group() -> Any:
     """``torch.distributed`` where this process has an initialised process group, else None."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed
+    # While another thread imports it, it lacks what is asked here, and has no group.
+    asked = [getattr(distributed, name, None) for name in ("is_available", "is_initialized")]
+    return distributed if all(ask is not None and ask() for ask in asked) else None
 
 
 def process_rank() -> int:
@@ -131,10 +145,16 @@ class _Session:
         self.writer: JournalWriter | None = None
         self._described = False
         self._tables: dict[str, Tables] = {}
+        self._beside: dict[str, Tables] = {}
+        self.compiled: set[str] = set()
+        self._reduced: set[str] = set()
         self.said: set[tuple[str, str, str]] = set()
         self._missed: set[str] = set()
         self._kept: set[tuple[str, ...]] = set()
         self._unwritten: list[TuningRecord] = []
+        # Where ranks may differ: by kernel, arch and key, what was chosen, and what it may be varied within.
+        self.free: dict[tuple[str, str, str], tuple[Choice, Freedom]] = {}
+        self._compiler = ""
         self._preloaded = False
         self.carried: CarriedChoices | None = None
 
@@ -164,6 +184,21 @@ class _Session:
                 found = self._tables[arch] = load_tables(arch, folders)
             return found
 
+    def tables_to_choose_from(self, arch: str) -> Tables:
+        """The tables of an arch; with those of all others beside them where the policy's rule looks there."""
+        if self.policy.on_miss != "nearest":
+            return self.tables(arch)
+        with self.lock:
+            found = self._beside.get(arch)
+            if found is None:
+                known = {*archs_in(bundled_folder())}
+                for folder in self.table_path if not self._preloaded else ():
+                    known.update(archs_in(folder))
+                known.update(self._tables)
+                others = [self.tables(name) for name in sorted(known - {arch})]
+                found = self._beside[arch] = self.tables(arch).beside(others)
+            return found
+
     def table_files(self) -> tuple[TableFile, ...]:
         """Every table file read so far."""
         with self.lock:
@@ -183,6 +218,8 @@ class _Session:
             treatment = "observe"
         else:
             treatment = "pinned" if self.mode == "pinned" else "record"
+        if in_scope and len(autotuner.candidates) == 1:
+            self.say_reduced(name)
         if self.carried is not None and in_scope and not invariant and len(autotuner.candidates) == 1:
             # Nothing will be asked about it, so what a checkpoint says of it would go unheard.
             self.carried.require_only_candidate(name, current_arch(), autotuner.candidates[0])
@@ -192,6 +229,26 @@ class _Session:
         if first and len(autotuner.candidates) > 1:
             self._announce(autotuner, name, in_scope, invariant)
         return treatment
+
+    def say_reduced(self, kernel: str = "") -> None:
+        """Warn of kernels in scope that their package left with one candidate, once for each package.
+
+        Args:
+            kernel: look for its package's alone.
+        """
+        if self.mode == "auto":
+            return
+        from .determinism.candidates import REDUCERS, CandidateGuard
+
+        for reducer in REDUCERS:
+            if kernel and not kernel.startswith(reducer.package + "."):
+                continue
+            if reducer.package in self._reduced or not self.policy.in_scope(reducer.package + ".kernel"):
+                continue
+            text = CandidateGuard((reducer,)).warning()
+            if text is not None:
+                self._reduced.add(reducer.package)
+                self.say(kernel, Notice("reduced_at_import", text))
 
     def _announce(self, autotuner: AutotunerFacts, name: str, in_scope: bool, invariant: bool) -> None:
         count = len(autotuner.candidates)
@@ -232,15 +289,37 @@ class _Session:
         rank, _ = self.place()
         decision = self._resume(kernel, key, arch, candidates)
         if decision is None:
-            tables = self.tables(arch)
+            tables = self.tables_to_choose_from(arch)
             decision = decide(kernel, key, arch, candidates, tables, self.policy, chaos_rank=rank, triton=self.triton)
         for notice in decision.notices:
             self.say(kernel.qualified_name, notice)
-        if decision.choice.source == "cheapest":
-            self._say_miss(kernel.qualified_name, key, arch)
+        if decision.choice.source in _ON_A_MISS:
+            self._say_miss(kernel.qualified_name, key, arch, _ON_A_MISS[decision.choice.source])
+        if self.policy.within_class == "timed" and not self.policy.chaos:
+            return self._within_class(kernel, key, arch, decision)
         return decision
 
-    def _say_miss(self, kernel: str, key: Key, arch: str) -> None:
+    def _within_class(self, kernel: Kernel, key: Key, arch: str, decision: Decision) -> Decision:
+        """Say within which candidates the choice may be varied, where there is evidence."""
+        name = kernel.qualified_name
+        self._compiler = self._compiler or compiler_identity()
+        free, reason = freedom(kernel, key, decision, self.tables(arch), self._compiler)
+        if reason:
+            self.say(name, Notice("class_evidence", f"{name} on {arch}: {reason}; the chosen config is launched"))
+        if free is None:
+            return decision
+        with self.lock:
+            self.free[name, arch, key.text] = (decision.choice, free)
+        return replace(decision, free=free)
+
+    def class_of(self, choice: Choice) -> tuple[Choice, Freedom] | None:
+        """What was chosen, and its class, where a choice was timed within it; None for every other choice."""
+        if choice.source != "timed":
+            return None
+        with self.lock:
+            return self.free.get((choice.kernel, choice.arch, choice.key.text))
+
+    def _say_miss(self, kernel: str, key: Key, arch: str, taken: str) -> None:
         """Once for each kernel that a table knows: whoever made the table expects its entries to be used."""
         entries = len(self.tables(arch).entries(kernel))
         with self.lock:
@@ -248,7 +327,7 @@ class _Session:
                 return
             self._missed.add(kernel)
         count = f"{entries} entries" if entries > 1 else "one entry"
-        text = f"{kernel} on {arch}: {count} in the tables and none for [{key}]: the cheapest candidate is taken, "
+        text = f"{kernel} on {arch}: {count} in the tables and none for [{key}]: {taken} is taken, "
         self.say(kernel, Notice("miss", text + "which may be slow; record this key. Later misses are not logged"))
 
     def _resume(self, kernel: Kernel, key: Key, arch: str, candidates: Sequence[Any]) -> Decision | None:
@@ -263,12 +342,11 @@ class _Session:
         return decision
 
     def launched(self) -> CarriedChoices:
-        """What a checkpoint carries of this run so far."""
+        """What a checkpoint carries of this run so far: not what was timed within a class, but what was chosen."""
         with self.lock:
             hashes = {each.kernel.qualified_name: each.kernel.source_hash for each in self.reached_facts}
-            return CarriedChoices.of(
-                [Launch.of(choice, hashes.get(choice.kernel)) for choice in self.choices], _triton_version()
-            )
+            made = [(self.class_of(choice) or (choice,))[0] for choice in self.choices]
+            return CarriedChoices.of([Launch.of(each, hashes.get(each.kernel)) for each in made], _triton_version())
 
     def say(self, kernel: str, notice: Notice) -> None:
         """Warn once, and keep it for the manifest."""
@@ -328,6 +406,39 @@ class _Session:
         with self.lock:
             self.benchmarks[kernel] = self.benchmarks.get(kernel, 0) + 1
 
+    # -- compiled graphs --
+
+    def traced(self, kernel: str, treatment: Treatment, key: Key | None) -> None:
+        """Keep which kernels are traced into compiled graphs; say what of a key is not known there, once."""
+        with self.lock:
+            self.compiled.add(kernel)
+        if treatment == "record":
+            text = "is traced into a compiled graph: Inductor times it there, and nothing of that is journaled"
+            self.say(kernel, Notice("compiled", f"{kernel} {text}; record with torch.compile off"))
+        unknown = [name for name, text in key.values if text.startswith('{"opaque":')] if key is not None else []
+        if unknown:
+            text = (
+                f"{kernel}: {', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not known where it is traced "
+                f"into a compiled graph [{key}]: one config serves all values, which an eager launch need not get"
+            )
+            self.say(kernel, Notice("symbolic_key", text))
+
+    def fingerprint(self) -> str:
+        """Text that differs wherever any pin may; empty while nothing is pinned."""
+        if self.mode != "pinned":
+            return ""
+        digest = hashlib.sha256(repr((__version__, self.triton, self.policy)).encode())
+        self.tables(current_arch())
+        for path in sorted(Path(bundled_folder()).rglob("*.json")):
+            digest.update(path.read_bytes())
+        for file in self.table_files():
+            digest.update(table_bytes(file))
+        if self.carried is not None:
+            digest.update(repr(self.carried.to_state()).encode())
+        if self.policy.chaos:
+            digest.update(repr(self.place()).encode())
+        return digest.hexdigest()
+
     # -- where we are --
 
     def environment(self, arch: str = "", *, touch_device: bool = True) -> Environment:
@@ -363,7 +474,10 @@ class Installation:
         self.mode = policy.effective_mode(deterministic=self.deterministic)
         self._session = _Session(policy, self.mode)
         self._verifier = Verifier()
-        self._interception = Interception(self._session)
+        self._interception = Interception(self._session, near_ties=near_ties if policy.remeasure else None)
+        self._compiled = CompiledKernels(
+            self._interception.trace, self._interception.constexprs, self._session.fingerprint
+        )
         self._determinism: DeterministicMode | None = None if isinstance(deterministic, bool) else deterministic
         self._manifest_path = None if policy.manifest_path is None else Path(os.path.abspath(policy.manifest_path))
         self._closed = False
@@ -408,10 +522,12 @@ class Installation:
             elif mine is not None:
                 mine.restore()
             raise
+        self._compiled.apply(None if previous is None else previous._compiled)
         if mine is None and theirs is not None:
             _restore(theirs)
 
     def _deactivate(self) -> None:
+        self._compiled.undo()
         self._interception.undo()
         if self._determinism is not None:
             _restore(self._determinism)
@@ -486,6 +602,12 @@ class Installation:
         """Every autotuner launched since installation, by kernel name, with what was done to it."""
         with self._session.lock:
             return tuple(sorted(self._session.reached_facts.items(), key=lambda item: item[0].kernel.qualified_name))
+
+    @property
+    def compiled(self) -> tuple[str, ...]:
+        """Names of the kernels with a choice of configs that were traced into compiled graphs since installation."""
+        with self._session.lock:
+            return tuple(sorted(self._session.compiled))
 
     @property
     def journal_path(self) -> str | None:
@@ -607,10 +729,11 @@ class Installation:
 
     def _launched(self) -> Iterator[Launched]:
         for choice in self.choices:
+            config, within = choice.launch_config.text, self._session.class_of(choice)
             yield Launched(
                 kernel=choice.kernel,
                 key=choice.key.text,
-                config=choice.launch_config.text,
+                config=config if within is None else with_class(config, (each.text for each in within[1].members)),
                 source=choice.source,
                 exempt=self.policy.is_config_invariant(choice.kernel),
             )
@@ -716,6 +839,8 @@ def install(policy: AutotunePolicy | None = None, *, deterministic: bool | Deter
         except TuningError as error:
             # The new policy is in charge: a caller who saw this raised would take it that nothing had changed.
             logger.error("what the earlier policy was to leave behind could not be written: %s", error)
+    if not installation.deterministic:  # deterministic mode has said it
+        installation._session.say_reduced()
     packages = sorted({module.partition(".")[0] for module in policy.modules})
     if installation.mode != "auto" and not any(_importable(package) for package in packages):
         logger.warning(
@@ -784,8 +909,7 @@ def _require_installation(what: str) -> Installation:
 
 
 def _in_process_group() -> bool:
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return _group() is not None
 
 
 def verify_choices(group: Any = None, *, timeout: float | None = None) -> bool:

@@ -17,6 +17,10 @@ Recording, the shadow has an empty cache and no disk cache, so that Triton times
 set before each launch: mamba_ssm's backward reads it afterwards to size its reductions. It is one attribute of one
 object, as in Triton: of two threads that launch different keys of one autotuner at once, either may win.
 
+**Subclasses that never call Triton's run** are reached by their own ``run``, which is replaced too, also where they are
+defined later: it launches in its own way, on a shadow that has the chosen candidate alone. Whether it heeds that is
+seen by the ``best_config`` that it leaves, and said where not.
+
 **Fallback.** A config that runs out of resources is replaced by the next in the decision's order, remembered per
 specialization, since the compiler sees more than the key. Any other error of a launch is the caller's.
 
@@ -32,6 +36,7 @@ import inspect
 import logging
 import math
 import re
+import statistics
 import textwrap
 import threading
 import weakref
@@ -39,8 +44,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+from ._launch_arguments import CannotBeCopied, Copies, form_name, launch_form
 from ._launch_key import KeyReader, constexpr_names
 from ._launch_specialization import identity, jit_function, parameters, read_launch
+from ._launch_within import Within, capturing, rehearse
 from .errors import UnsupportedTritonError
 from .spec import FALLBACK_PREFIX, CandidateTiming, Choice, Json, Kernel, Key, LaunchConfig, TuningRecord, dtype_name
 
@@ -198,7 +205,8 @@ class AutotunerFacts:
         inner: names of what stands between the autotuner and the kernel, such as ``Heuristics``.
         class_name: qualified name of the autotuner's class.
         own_run: True where a subclass replaces ``run``.
-        calls_through: False where that ``run`` never calls the one it replaces, so that no policy reaches it.
+        calls_through: False where that ``run`` never calls the one it replaces. Pinned, it is given the chosen
+            candidate alone; recording does not reach it.
         cache_results: True where Triton would keep timings on disk.
     """
 
@@ -258,7 +266,7 @@ def facts(autotuner: Any) -> AutotunerFacts:
         inner=tuple(inner),
         class_name=f"{kind.__module__}.{kind.__qualname__}",
         own_run=own_run,
-        calls_through=not own_run or (method is not None and _calls_through(method)),
+        calls_through=not own_run or (method is not None and _calls_through(_before_us(method))),
         cache_results=bool(getattr(autotuner, "cache_results", False)),
     )
 
@@ -326,7 +334,11 @@ def live_candidates(autotuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 class DecisionLike(Protocol):
-    """What ``decide`` returns: the choice, and the live candidates left, chosen first, then in order of fallback."""
+    """What ``decide`` returns: the choice, and the live candidates left, chosen first, then in order of fallback.
+
+    It may also have ``free`` (:mod:`tuning._selection_classes`): then each rank may launch what it finds the fastest of
+    the chosen config's class.
+    """
 
     @property
     def choice(self) -> Choice: ...  # noqa: D102
@@ -355,11 +367,17 @@ class Callbacks(Protocol):
     def benchmarked(self, kernel: str) -> None:
         """Triton is about to time one candidate of a kernel in scope."""
 
+    def traced(self, kernel: str, treatment: Treatment, key: Key | None) -> None:
+        """A kernel is traced into a compiled graph; with its key where it is pinned there."""
+
+
+_NearTies = Callable[[Sequence["Sequence[float] | None"]], Sequence[int]]
+
 
 class _Entry:
     """What a hit needs, for one key of one autotuner."""
 
-    __slots__ = ("config", "decision", "fallbacks", "key", "kwargs", "noted", "pre_hook")
+    __slots__ = ("config", "decision", "fallbacks", "key", "kwargs", "noted", "pre_hook", "within")
 
     def __init__(self, config: Any, key: Key, decision: DecisionLike | None) -> None:
         self.config = config
@@ -368,7 +386,10 @@ class _Entry:
         self.key = key
         self.decision = decision
         self.noted = False  # whether `chosen` was told that this config was launched
-        self.fallbacks: Mapping[tuple[Any, ...], _Entry] | None = None
+        free = getattr(decision, "free", None)
+        self.within = None if free is None else Within(free)
+        # None but where a hit has to look at more than the key.
+        self.fallbacks: Mapping[tuple[Any, ...], _Entry] | None = None if free is None else {}
 
 
 class _Plan:
@@ -435,6 +456,33 @@ class _Patch(NamedTuple):
     replacement: Any
 
 
+_ABSENT = object()
+"""In place of an original: the attribute was inherited, and is deleted to restore it."""
+
+
+def _named_like(original: Any, replacement: Any) -> Any:
+    replacement.__name__ = original.__name__
+    replacement.__qualname__ = original.__qualname__
+    replacement.__doc__ = original.__doc__
+    replacement.__wrapped__ = original
+    return replacement
+
+
+def _closed_kinds(base: Any) -> list[Any]:
+    """Subclasses of Triton's autotuner with a ``run`` of their own that never calls the one it replaces."""
+    found: list[Any] = []
+    for kind in base.__subclasses__():
+        if "run" in vars(kind) and not _calls_through(_before_us(vars(kind)["run"])):
+            found.append(kind)
+        found += [each for each in _closed_kinds(kind) if each not in found]
+    return found
+
+
+def _before_us(method: Any) -> Any:
+    """What stands below a ``run`` that is ours."""
+    return method.__wrapped__ if getattr(method, "_tuning_closed", False) else method
+
+
 def _shadow(autotuner: Any, **changes: Any) -> Any:
     shadow = object.__new__(type(autotuner))
     shadow.__dict__.update(autotuner.__dict__)
@@ -460,16 +508,22 @@ class Interception:
 
     Args:
         callbacks: what decides and what is told.
+        near_ties: which candidates recording times again, given each one's times, or None where it failed; None to
+            leave all as they are found.
 
     Raises:
         UnsupportedTritonError: see :func:`supported_triton`. Nothing was changed.
     """
 
-    def __init__(self, callbacks: Callbacks) -> None:
+    def __init__(self, callbacks: Callbacks, *, near_ties: _NearTies | None = None) -> None:
         supported_triton()
         self._callbacks = callbacks
+        self._near_ties = near_ties
         self._plans: dict[int, _Plan] = {}
         self._plans_lock = threading.Lock()
+        # By the autotuner that is traced, which is kept so that no other gets its id: what is traced for it, by config.
+        self._stand_ins: dict[int, tuple[Any, dict[int, Any]]] = {}
+        self._stand_in_ids: set[int] = set()
         self._resource_errors = resource_errors()
         self._patches: list[_Patch] = []
         self._successors: Mapping[str, Callable[..., Any]] = {}
@@ -485,18 +539,22 @@ class Interception:
         """
         from triton.runtime.autotuner import Autotuner
 
-        makers = {"run": self._make_run, "warmup": self._make_warmup, "_bench": self._make_bench}
-        theirs = {patch.name: patch for patch in previous._patches} if previous is not None else {}
-        taken_over = {name: theirs[name] for name in theirs if vars(Autotuner)[name] is theirs[name].replacement}
+        makers: list[tuple[Any, str, Callable[..., Any]]] = [
+            (Autotuner, "run", self._make_run),
+            (Autotuner, "warmup", self._make_warmup),
+            (Autotuner, "_bench", self._make_bench),
+        ]
+        makers += [(kind, "run", self._make_closed_run) for kind in _closed_kinds(Autotuner)]
+        theirs = {(patch.owner, patch.name): patch for patch in previous._patches} if previous is not None else {}
+        taken_over = {
+            place: patch for place, patch in theirs.items() if vars(place[0]).get(place[1]) is patch.replacement
+        }
         patches = []
-        for name, make in makers.items():
-            original = taken_over[name].original if name in taken_over else vars(Autotuner)[name]
-            replacement: Any = make(original)
-            replacement.__name__ = original.__name__
-            replacement.__qualname__ = original.__qualname__
-            replacement.__doc__ = original.__doc__
-            replacement.__wrapped__ = original
-            patches.append(_Patch(Autotuner, name, original, replacement))
+        for owner, name, make in makers:
+            over = taken_over.get((owner, name))
+            original = vars(owner)[name] if over is None else over.original
+            patches.append(_Patch(owner, name, original, _named_like(original, make(original))))
+        patches.append(self._watch_subclasses(Autotuner, taken_over.get((Autotuner, "__init_subclass__"))))
         self._patches = patches
         self._active = True
         for patch in patches:
@@ -504,7 +562,25 @@ class Interception:
         if previous is not None:
             # A launch that entered the old method just before goes on in the new one. Where somebody else's patch
             # stands between the two, the old one is still called by the new one and must pass through.
-            previous._retire({patch.name: patch.replacement for patch in patches if patch.name in taken_over})
+            names = {patch.name for place, patch in taken_over.items() if place[0] is Autotuner}
+            previous._retire({each.name: each.replacement for each in patches[:3] if each.name in names})
+
+    def _watch_subclasses(self, base: Any, over: _Patch | None) -> _Patch:
+        """Reach the ``run`` of a subclass that is defined from now on and never calls Triton's."""
+        original = vars(base).get("__init_subclass__", _ABSENT) if over is None else over.original
+
+        def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
+            if original is _ABSENT:
+                super(base, cls).__init_subclass__(**kwargs)
+            else:
+                original.__get__(None, cls)(**kwargs)
+            run = vars(cls).get("run")
+            if self._active and run is not None and not _calls_through(run):
+                patch = _Patch(cls, "run", run, _named_like(run, self._make_closed_run(run)))
+                cls.run = patch.replacement
+                self._patches.append(patch)
+
+        return _Patch(base, "__init_subclass__", original, classmethod(__init_subclass__))
 
     def _retire(self, successors: Mapping[str, Callable[..., Any]]) -> None:
         self._successors = successors
@@ -517,7 +593,10 @@ class Interception:
         """Take the patches back, last first. One that somebody else has patched over stays, and passes through."""
         for patch in reversed(self._patches):
             if vars(patch.owner).get(patch.name) is patch.replacement:
-                setattr(patch.owner, patch.name, patch.original)
+                if patch.original is _ABSENT:
+                    delattr(patch.owner, patch.name)
+                else:
+                    setattr(patch.owner, patch.name, patch.original)
             else:
                 logger.warning(
                     "%s.%s was patched by somebody else after installation and is left alone; "
@@ -610,11 +689,81 @@ class Interception:
 
         return _bench
 
+    # -- subclasses that never call Triton's run --
+
+    def _make_closed_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        interception = self
+
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not interception._active:
+                return original(self, *args, **kwargs)
+            return interception._closed_run(original, self, args, kwargs)
+
+        run._tuning_closed = True  # type: ignore[attr-defined]
+        return run
+
+    def _closed_run(self, original: Callable[..., Any], autotuner: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Let a subclass launch in its own way, on a shadow that has the chosen candidate alone."""
+        plan = self._plans.get(id(autotuner))
+        if plan is None or not plan.is_of(autotuner):
+            plan = self._plan(autotuner)
+        kind = f"{type(autotuner).__module__}.{type(autotuner).__qualname__}"
+        if not plan.pinned or len(autotuner.configs) == 1:
+            if plan.treatment == "record":
+                self._say_closed(plan, f"{kind}.run never calls Triton's: it times by itself, and nothing is journaled")
+            return original(autotuner, *args, **kwargs)
+
+        def alone(shadow: Any, *args: Any, **kwargs: Any) -> Any:
+            shadow = _shadow(shadow, cache={}, early_config_prune=None, perf_model=None)
+            (chosen,) = shadow.configs
+            result = original(shadow, *args, **kwargs)
+            launched = getattr(shadow, "best_config", chosen)
+            if launched is not chosen and LaunchConfig.of(launched) != LaunchConfig.of(chosen):
+                self._say_closed(
+                    plan,
+                    f"{kind}.run never calls Triton's and launched {LaunchConfig.of(launched)} where it was given "
+                    f"{LaunchConfig.of(chosen)} alone: it is NOT pinned; pin it where it takes its candidates from",
+                )
+            return result
+
+        key = plan.reader.typed(args, kwargs)
+        entry = plan.by_text.get(key.text)
+        if entry is None:
+            candidates = live_candidates(autotuner, args, kwargs)
+            if not candidates:
+                return original(autotuner, *args, **kwargs)
+            decision = self._callbacks.decide(plan.kernel, key, current_arch(), candidates)
+            entry = _Entry(decision.choice.config, key, decision)
+        assert entry.decision is not None
+        replaced = entry
+        if entry.fallbacks:
+            replaced = entry.fallbacks.get(plan.reader.specialization(args, kwargs), entry)
+        autotuner.best_config = replaced.config
+        try:
+            result = alone(_shadow(autotuner, configs=[replaced.config]), *args, **kwargs)
+        except self._resource_errors as error:
+            return self._fall_back(alone, plan, autotuner, replaced, args, kwargs, error)
+        with plan.lock:
+            known = plan.by_text.setdefault(key.text, entry)
+            tell = replaced is entry and not known.noted
+            known.noted = known.noted or tell
+        if tell:
+            self._callbacks.chosen(entry.decision.choice)
+        return result
+
+    @staticmethod
+    def _say_closed(plan: _Plan, text: str) -> None:
+        if text not in plan.warned:
+            plan.warned.add(text)
+            logger.warning("%s: %s", plan.kernel.qualified_name, text)
+
     # -- everything but a pinned hit --
 
     def _off_path(self, original: Callable[..., Any], autotuner: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         if not self._active:
             return self._successors.get("run", original)(autotuner, *args, **kwargs)
+        if id(autotuner) in self._stand_in_ids:
+            return original(autotuner, *args, **kwargs)  # a traced graph that is run as it is: chosen already
         plan = self._plans.get(id(autotuner))
         if plan is None or not plan.is_of(autotuner):
             plan = self._plan(autotuner)
@@ -723,6 +872,10 @@ class Interception:
             return original(_shadow(autotuner, cache={}), *args, **kwargs)
         decision = self._callbacks.decide(plan.kernel, key, current_arch(), candidates)
         entry = _Entry(decision.choice.config, key, decision)
+        if entry.within is not None:
+            with plan.lock:
+                entry = plan.by_text.setdefault(key.text, entry)
+            return self._relaunch(original, plan, autotuner, entry, args, kwargs)
         autotuner.best_config = entry.config
         try:
             result = original(_shadow(autotuner, configs=[entry.config]), *args, **kwargs)
@@ -740,7 +893,11 @@ class Interception:
         args: tuple[Any, ...],
         kwargs: Any,
     ) -> Any:
-        """Launch a known key whose config has failed for some specialization, or which was met in another raw form."""
+        """Launch a known key that has more than one config, or that was met in another raw form."""
+        if entry.within is not None:
+            freed = self._freed(original, plan, autotuner, entry, args, kwargs)
+            if freed is not None:
+                return self._launch(autotuner, freed, args, kwargs)
         if entry.fallbacks is not None:
             replacement = entry.fallbacks.get(plan.reader.specialization(args, kwargs))
             if replacement is not None:
@@ -752,6 +909,80 @@ class Interception:
         if not entry.noted and entry.decision is not None:
             self._register(plan, entry, args, kwargs, entry.decision.choice)
         return result
+
+    def _freed(
+        self,
+        original: Callable[..., Any],
+        plan: _Plan,
+        autotuner: Any,
+        entry: _Entry,
+        args: tuple[Any, ...],
+        kwargs: Any,
+    ) -> _Entry | None:
+        """What this process found the fastest of the chosen config's class; None where the chosen one is launched."""
+        within, decision = entry.within, entry.decision
+        assert within is not None
+        assert decision is not None
+        form = launch_form(plan.reader, args, kwargs)
+        if form in within:
+            found: _Entry | None = within[form]
+            return found
+        if capturing():
+            return None
+        with plan.lock:
+            if form in within:
+                return self._freed(original, plan, autotuner, entry, args, kwargs)
+            if form_name(form) not in within.free.forms:
+                within.keep(form, None)
+                return None
+            tell = within.winner is None
+            if tell:
+                within.winner = self._time_within(original, plan, autotuner, entry, args, kwargs)
+            if within.winner is None:
+                within.keep(form, None)
+                return None
+            freed = _Entry(within.winner, entry.key, decision)
+            within.keep(form, freed)
+            plan.remember(args, kwargs, entry)
+        if tell:
+            pin, free = decision.choice, within.free
+            detail = (
+                f"timed within the class of {pin.launch_config} ({len(free.configs)} candidates, no difference "
+                f"observed on {free.inputs} inputs)"
+            )
+            arch = current_arch()
+            self._callbacks.chosen(Choice(pin.kernel, entry.key, freed.config, "timed", free.origin, arch, detail))
+        return freed
+
+    def _time_within(
+        self,
+        original: Callable[..., Any],
+        plan: _Plan,
+        autotuner: Any,
+        entry: _Entry,
+        args: tuple[Any, ...],
+        kwargs: Any,
+    ) -> Any | None:
+        """The live config that Triton times as the fastest of a class, after all of them gave the same bytes."""
+        assert entry.within is not None
+        name = plan.kernel.qualified_name
+        try:
+            copies = Copies(tuple(autotuner.arg_names), args, kwargs)
+        except CannotBeCopied as error:
+            logger.warning("%s [%s]: launching the chosen config: %s", name, entry.key, error)
+            return None
+
+        def launch(config: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+            return self._launch(autotuner, _Entry(config, entry.key, None), args, kwargs)
+
+        ran = rehearse(f"{name} [{entry.key}]", entry.within.free.configs, copies, launch, self._resource_errors)
+        if len(ran) < 2:
+            return None
+        plain = {"cache": {}, "cache_results": False, "early_config_prune": None, "perf_model": None}
+        shadow = _shadow(autotuner, configs=ran, **plain)
+        args, kwargs, _ = copies.copy()
+        original(shadow, *args, **kwargs)
+        return shadow.best_config
 
     def _fall_back(
         self,
@@ -843,6 +1074,61 @@ class Interception:
         assert failure is not None
         raise failure
 
+    # -- traced into a compiled graph --
+
+    def constexprs(self, autotuner: Any) -> frozenset[str]:
+        """Names of the ``constexpr`` parameters of an autotuner's kernel."""
+        return constexpr_names(autotuner.base_fn)
+
+    def trace(self, autotuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any | None:
+        """What a compiled graph is to trace in an autotuner's place: one that has the chosen config alone.
+
+        Args:
+            autotuner: the autotuner.
+            args, kwargs: of the traced launch. Tensors need a dtype and no content; a value that the graph does not
+                know is an object of some type of its own, so that no other key equals this one.
+
+        Returns:
+            None where the autotuner is to be traced as it is: nothing is pinned there.
+
+        Raises:
+            TableError, TableMissError: see :func:`tuning.selection.decide`.
+            Exception: whatever the kernel's own pruning raises on such arguments.
+        """
+        if not self._active or len(autotuner.configs) < 2:
+            return None
+        plan = self._plans.get(id(autotuner))
+        if plan is None or not plan.is_of(autotuner):
+            plan = self._plan(autotuner)
+        key = plan.reader.typed(args, kwargs) if plan.pinned else None
+        self._callbacks.traced(plan.kernel.qualified_name, plan.treatment, key)
+        if key is None:
+            return None
+        entry = plan.by_text.get(key.text)
+        if entry is None:
+            candidates = live_candidates(autotuner, args, kwargs)
+            if not candidates:
+                return None
+            decision = self._callbacks.decide(plan.kernel, key, current_arch(), candidates)
+            entry = _Entry(decision.choice.config, key, decision)
+        assert entry.decision is not None
+        with plan.lock:
+            entry = plan.by_text.setdefault(key.text, entry)
+            tell = not entry.noted and not entry.fallbacks
+            entry.noted = entry.noted or tell
+        if tell and entry.decision is not None:
+            self._callbacks.chosen(entry.decision.choice)
+        # What an eager launch of this key had to fall back to is taken at once: a compiled one cannot fall back.
+        config = [entry, *(entry.fallbacks or {}).values()][-1].config
+        with self._plans_lock:
+            kept = self._stand_ins.setdefault(id(autotuner), (autotuner, {}))[1]
+            stand_in = kept.get(id(config))
+            if stand_in is None:
+                stand_in = _shadow(autotuner, configs=[config], cache={}, early_config_prune=None, perf_model=None)
+                kept[id(config)] = stand_in
+                self._stand_in_ids.add(id(stand_in))
+        return stand_in
+
     # -- recording --
 
     def _record(
@@ -871,6 +1157,8 @@ class Interception:
             bench = autotuner.do_bench
             shadow = _shadow(autotuner, cache={}, cache_results=False)
             collect = _Collector(shadow, bench)
+            if self._near_ties is not None:
+                shadow.cache = _SettledWinners(collect, self._near_ties)
             shadow.do_bench = collect.do_bench
             previous = getattr(self._collector, "collect", None)
             self._collector.collect = collect
@@ -973,6 +1261,8 @@ class _Collector:
     def __init__(self, owner: Any, bench: Callable[..., Any]) -> None:
         self.owner = owner
         self.timings: list[CandidateTiming] = []
+        self._benched: list[Any] = []
+        self._call: tuple[tuple[Any, ...], Any] = ((), {})
         self._bench = bench
         self._error: BaseException | None = None
 
@@ -987,6 +1277,8 @@ class _Collector:
     def bench(self, original: Callable[..., Any], args: tuple[Any, ...], config: Any, meta: Any) -> Any:
         """Time one candidate through Triton; a failure of any kind is kept and the next candidate follows."""
         self._error = None
+        self._benched.append(config)
+        self._call = (args, meta)
         try:
             found = original(self.owner, *args, config=config, **meta)
         except Exception as error:
@@ -1001,3 +1293,63 @@ class _Collector:
             reason = _one_line(self._error) if self._error is not None else "infinite time"
             self.timings.append(CandidateTiming(LaunchConfig.of(config), None, reason))
         return found
+
+    def settle(self, winner: Any, near_ties: _NearTies) -> Any:
+        """Time near ties again, turn by turn, put that in place of what was found, and return the winner then.
+
+        First each candidate is timed once more, and its lower time counts: what disturbs a timing makes it longer, and
+        one that was disturbed would not be near. Then those that are near are timed in turns, since what drifts
+        (clocks, temperature) falls on all of them alike; every second round backwards, since it may fall on the later
+        ones of a round. What is near by then joins them, and all are timed again: times taken together are not held
+        against earlier ones. A candidate that fails now has failed.
+        """
+        configs = tuple(self._benched)
+        if len(configs) < 2:
+            return winner
+        for at, found in self._in_turns(configs, range(len(configs))[::-1], 1).items():
+            self.timings[at] = _lower(self.timings[at], *found)
+        tied: set[int] = set()
+        while not tied >= (near := {*near_ties([timing.times_ms for timing in self.timings])}):
+            tied |= near
+            if len(tied) < 2:
+                break
+            for at, found in self._in_turns(configs, sorted(tied), _ROUNDS).items():
+                failed = next((timing for timing in found if timing.times_ms is None), None)
+                columns = zip(*(timing.times_ms or () for timing in found), strict=False)
+                self.timings[at] = failed or CandidateTiming(found[0].config, tuple(map(statistics.median, columns)))
+        timed = [(timing.times_ms, at) for at, timing in enumerate(self.timings) if timing.times_ms is not None]
+        return configs[min(timed)[1]] if timed else winner
+
+    def _in_turns(self, configs: Sequence[Any], order: Sequence[int], rounds: int) -> dict[int, list[CandidateTiming]]:
+        first, (args, meta) = self.timings, self._call
+        again: dict[int, list[CandidateTiming]] = {at: [] for at in order}
+        try:
+            for number in range(rounds):
+                for at in order if number % 2 == 0 else reversed(order):
+                    self.timings = again[at]
+                    self.owner._bench(*args, config=configs[at], **meta)
+        finally:
+            self.timings = first
+        return again
+
+
+def _lower(first: CandidateTiming, second: CandidateTiming) -> CandidateTiming:
+    if first.times_ms is None or second.times_ms is None:
+        return first if first.times_ms is None else second
+    # By the 20th percentile where there is one, the lower end of a timing's own distribution.
+    return min(first, second, key=lambda timing: (timing.times_ms or ())[1:2] or timing.times_ms or ())
+
+
+_ROUNDS = 6  # even: a median lies between a round forwards and one backwards, and steady drift cancels out
+
+
+class _SettledWinners(dict[Any, Any]):
+    """Stands in for the cache where Triton keeps the winner once all candidates are timed, before it launches it."""
+
+    def __init__(self, collect: _Collector, near_ties: _NearTies) -> None:
+        super().__init__()
+        self._collect = collect
+        self._near_ties = near_ties
+
+    def __setitem__(self, key: Any, winner: Any) -> None:
+        super().__setitem__(key, self._collect.settle(winner, self._near_ties))

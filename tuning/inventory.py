@@ -10,7 +10,7 @@ members are not renamed. Candidates are counted, and listed only on request: FLA
 
 The work is split: :mod:`tuning._package_walk` imports, :mod:`tuning._autotuner_search` searches objects,
 :mod:`tuning._autotuner_source` reads sources, :mod:`tuning._autotuner_info` holds the value types and their states,
-:mod:`tuning._autotuner_join` joins.
+:mod:`tuning._autotuner_join` joins, with a manifest :mod:`tuning._autotuner_run`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from ._autotuner_info import (
     rows,
 )
 from ._autotuner_join import join, note_shared_names
+from ._autotuner_run import join_manifests, policy_of
 from ._autotuner_search import Binding, python_function, search
 from ._autotuner_source import ImportedSources, parse_source
 from ._package_walk import Unimported, package_without_init, walk
@@ -64,9 +65,11 @@ __all__ = [
     "TableCoverage",
     "coverage",
     "join",
+    "join_manifests",
     "known_archs",
     "list_autotuners",
     "package_without_init",
+    "policy_of",
     "rows",
     "take_inventory",
 ]

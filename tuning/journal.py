@@ -17,6 +17,11 @@ frames but the one in flight are there, as far as the file system keeps its word
 key, which took a benchmark of all its candidates, and on network file systems it is also what brings a full disk to
 light in time. A frame that cannot be written whole is taken back, so the file stays valid.
 
+A file that is deleted while it is written would take its records along in silence: the descriptor goes on to work. So
+the writer looks before each frame, and when it is closed, whether its file still has a name, and else writes all that
+the file holds into a new one and says so. One that somebody cut off has lost its records; that is said, and the
+recording goes on in a new file. One that was moved is written where it is.
+
 **Reading.** A *torn tail* is what a death or a power loss leaves of the last frame: a part of it, or zeros where the
 rest was allocated and never written. It is tolerated and counted. Anything else is damage and an error that names the
 offset, above all a bad frame with another frame behind it. Bodies are checked field by field, lengths before anything
@@ -26,13 +31,9 @@ is allocated; nothing is unpickled or evaluated.
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import logging
 import os
-import re
-import secrets
-import socket
 import stat
 import threading
 import weakref
@@ -48,6 +49,7 @@ from tuning._journal_bodies import (
     encode_environment,
     encode_record,
 )
+from tuning._journal_files import SUFFIX, create, sync, sync_folder
 from tuning._journal_frames import bodies, pack_frame
 from tuning._journal_measurements import Measurement
 from tuning.errors import JournalError
@@ -63,9 +65,6 @@ __all__ = [
     "read_journal",
     "scan_journal",
 ]
-
-SUFFIX = ".journal"
-"""Ending of every journal's name."""
 
 _log = logging.getLogger("tuning.journal")
 
@@ -170,6 +169,11 @@ class JournalWriter:
     def close(self, *, discard: bool = False) -> None:
         """Close the file, and remove it if ``discard``. Nothing is lost without it; closing twice does nothing."""
         with self._lock:
+            if not discard and self._fd is not None:
+                try:
+                    self._keep_file(self._fd)
+                except JournalError as error:
+                    _log.warning("%s", error.message)
             self._closed = True
             self._release()
         _writers.discard(self)
@@ -190,17 +194,17 @@ class JournalWriter:
     def _write_frame(self, frame: bytes) -> None:
         if self._closed:
             raise JournalError(f"journal {self._path} is closed: open another JournalWriter", file=self._path)
-        self._append(self._open() if self._fd is None else self._fd, frame)
+        self._append(self._open() if self._fd is None else self._keep_file(self._fd), frame)
 
-    def _open(self) -> int:
-        head = pack_frame(encode_environment(self._environment, self._prefix))
-        fd, self._path = _create(self._prefix, self._environment.rank)
+    def _open(self, head: bytes = b"") -> int:
+        head = head or pack_frame(encode_environment(self._environment, self._prefix))
+        fd, self._path = create(self._prefix, self._environment.rank)
         self._fd, self._end = fd, 0
         # Also closes the descriptor when the writer is collected or the interpreter exits.
         self._finalizer = weakref.finalize(self, os.close, fd)
         try:
             self._append(fd, head)
-            _sync_folder(os.path.dirname(self._path))
+            sync_folder(os.path.dirname(self._path))
         except BaseException:
             self._release()
             with contextlib.suppress(OSError):
@@ -208,13 +212,38 @@ class JournalWriter:
             raise
         return fd
 
+    def _keep_file(self, fd: int) -> int:
+        """The descriptor to write to: that of a new file where ours has been deleted or cut off by somebody."""
+        status = os.fstat(fd)
+        if status.st_nlink and status.st_size >= self._end:
+            return fd
+        held = os.pread(fd, self._end, 0) if status.st_size >= self._end else b""
+        before = path, _, finalizer = self._path, self._end, self._finalizer
+        try:
+            fresh = self._open(held)
+        except JournalError as error:
+            self._fd, (self._path, self._end, self._finalizer) = fd, before
+            raise JournalError(
+                f"journal {path} was deleted or cut off while it was written, and {error.message}",
+                file=path,
+            ) from error
+        finalizer()
+        _log.warning(
+            "journal %s was %s while it was written: %s %s",
+            path,
+            "cut off" if status.st_nlink else "deleted",
+            "going on, without what it held, in" if not held else "all that it held is in",
+            self._path,
+        )
+        return fresh
+
     def _append(self, fd: int, frame: bytes) -> None:
         try:
             # One call writes it all but where the disk fills up or a signal arrives; then the rest is tried.
             written = os.write(fd, frame)
             while written < len(frame):
                 written += os.write(fd, frame[written:])
-            _sync(fd)
+            sync(fd)
             self._end += len(frame)
         except OSError as error:
             self._take_back(fd)
@@ -258,57 +287,6 @@ def _leave_parents_files() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_parents_files)
-
-
-def _create(prefix: str, rank: int) -> tuple[int, str]:
-    """Create a file that no other process has, and its folder."""
-    inside = prefix.endswith(("/", os.sep)) or os.path.isdir(prefix)
-    folder = prefix if inside else os.path.dirname(prefix)
-    start = "" if inside else os.path.basename(prefix) + "."
-    host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname())[:64] or "host"
-    path = folder
-    try:
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-        while True:
-            name = f"{start}rank{rank}.{host}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}"
-            path = os.path.join(folder, name)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-            try:
-                return os.open(path, flags, 0o666), path
-            except FileExistsError:
-                continue
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise JournalError(
-            f"journal {path}: cannot be created: {reason}; give a record_path in a folder that can be written",
-            file=path,
-        ) from error
-
-
-# Some file systems have no way to synchronise. That is what "as the file system allows" means; it is no failure.
-_NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EROFS)
-
-
-def _sync(fd: int) -> None:
-    try:
-        getattr(os, "fdatasync", os.fsync)(fd)
-    except OSError as error:
-        if error.errno not in _NO_SYNC:
-            raise
-
-
-def _sync_folder(folder: str) -> None:
-    try:
-        fd = os.open(folder or ".", os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(fd)
-    except OSError:
-        _log.debug("folder %s cannot be synchronised", folder)
-    finally:
-        os.close(fd)
 
 
 def read_journal(path: str | os.PathLike[str]) -> Journal:

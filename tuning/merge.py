@@ -53,6 +53,7 @@ from typing import Any, Literal, get_args
 from tuning._merge_facts import CandidateFacts, Confidence, KeyFacts, MergeResult, RankFacts, RecordingFacts
 from tuning._merge_pools import FAILED, Pool, median, quantile
 from tuning._merge_tables import TablesInForce, build_tables, collect_notes, entry_of
+from tuning._merge_ties import SPREAD_LIMIT, TOLERANCE, near_ties
 from tuning.errors import JournalError, TuningError
 from tuning.journal import Journal, Scan
 from tuning.selection import static_cost
@@ -69,6 +70,7 @@ __all__ = [
     "Rule",
     "largest_first",
     "merge",
+    "near_ties",
     "smallest_first",
 ]
 
@@ -114,8 +116,8 @@ def merge(
     *,
     rule: Rule = "pooled",
     arch: str | None = None,
-    tolerance: float = 0.01,
-    spread_limit: float = 0.15,
+    tolerance: float = TOLERANCE,
+    spread_limit: float = SPREAD_LIMIT,
     tie_break: Callable[[LaunchConfig], Any] = largest_first,
     date: str = "",
     tables: Iterable[TableFile] = (),

@@ -42,13 +42,7 @@ WithinClass = Literal["pinned", "timed"]
 FieldKind = Literal["choice", "modules", "kernels", "paths", "path", "pairs", "count", "switch"]
 """What a field holds, beyond its Python type: it decides how the field is checked and what its flag looks like."""
 
-UNAVAILABLE: frozenset[tuple[str, str]] = frozenset(
-    {
-        ("on_miss", "nearest"),
-        ("on_miss", "model"),
-        ("within_class", "timed"),
-    }
-)
+UNAVAILABLE: frozenset[tuple[str, str]] = frozenset()
 """(field, value) of each choice that the policy knows and this version cannot carry out.
 
 This is the only place that says so: whoever builds one of these deletes its line, and the refusal, the help text and
@@ -157,6 +151,17 @@ class AutotunePolicy:
     )
     """Where record mode writes; giving it and no mode means record mode."""
 
+    remeasure: bool = field(
+        default=False,
+        metadata={
+            "kind": "switch",
+            "help": "while recording, time each candidate twice and those within noise of the fastest again, turn by "
+            "turn, so that what disturbs a timing decides nothing; needs record_path (default: no)",
+        },
+    )
+    """Whether record mode settles near ties by timing them again, interleaved. Its benchmarks take several times as
+    long, its compiling as long as ever."""
+
     on_miss: OnMiss = field(
         default="cheapest",
         metadata={
@@ -254,6 +259,13 @@ class AutotunePolicy:
                 f"None, since mode is {self.mode!r}, which records nothing",
                 self.record_path,
                 then="drop it, or set mode to 'record'",
+            )
+        if self.remeasure and self.record_path is None:
+            raise _refusal(
+                "remeasure",
+                "False, since nothing is recorded without a record_path",
+                True,
+                then="give a record_path, or drop remeasure",
             )
         if self.chaos and self.mode != "pinned":
             raise _refusal(

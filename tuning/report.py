@@ -22,6 +22,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Rows",
     "candidate_rows",
+    "key_names",
     "open_console",
     "outlook",
     "overview_rows",
@@ -187,7 +188,7 @@ def _milliseconds(value: float | None) -> str:
     return "" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
-def _names(keys: Sequence[KeyFacts]) -> list[tuple[str, str]]:
+def key_names(keys: Sequence[KeyFacts]) -> list[tuple[str, str]]:
     """Kernel and key of each row, as short as tells them apart: the bare name, and the values without the dtypes."""
     full_names = defaultdict(set)
     for facts in keys:
@@ -205,7 +206,7 @@ def _names(keys: Sequence[KeyFacts]) -> list[tuple[str, str]]:
 def overview_rows(result: MergeResult) -> Rows:
     """One row for each kernel and key: the choice, how sure it is, and what it costs where another would have won."""
     several = len(result.archs) > 1
-    names = _names(result.keys)
+    names = key_names(result.keys)
     rows = tuple(
         (
             *([facts.arch] if several else []),

@@ -33,35 +33,33 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
+from tuning._selection_classes import Freedom
+from tuning._selection_nearest import KeyedEntry, factor_text, nearest_order
+from tuning._words import counted
 from tuning.errors import PolicyError, TableError, TableMissError, TuningError
 from tuning.spec import Choice, Kernel, Key, LaunchConfig, Source
 
 __all__ = [
+    "MODEL",
     "Candidates",
     "Decision",
+    "ModelConstants",
     "Notice",
     "StaticCost",
     "cheapest_order",
     "choose",
     "decide",
+    "model_order",
     "static_cost",
     "tile_names",
 ]
 
 
-class _EntryLike(Protocol):
+class _EntryLike(KeyedEntry, Protocol):
     """What is read of a table entry."""
 
     @property
     def kernel(self) -> str: ...
-    @property
-    def key(self) -> tuple[tuple[str, str], ...] | None: ...
-    @property
-    def dtypes(self) -> tuple[tuple[str, str], ...] | None: ...
-    @property
-    def dtype_sequence(self) -> tuple[str, ...] | None: ...
-    @property
-    def config(self) -> LaunchConfig: ...
     @property
     def source_hash(self) -> str | None: ...
     @property
@@ -90,6 +88,13 @@ class _TablesLike(Protocol):
     def entries(self, kernel: str) -> Sequence[_EntryLike]: ...
 
 
+class _NeighbourLike(_TablesLike, Protocol):
+    """What is asked of the tables of another arch."""
+
+    @property
+    def arch(self) -> str: ...
+
+
 class _PolicyLike(Protocol):
     """What is read of a policy; :class:`tuning.policy.AutotunePolicy` is one."""
 
@@ -106,8 +111,8 @@ class Notice:
     """Something about a decision that a user should hear of once.
 
     Attributes:
-        kind: ``denied``, ``not_a_candidate``, ``stale_source``, ``other_triton``, ``block_sizes_unmatched`` or
-            ``unranked``.
+        kind: ``denied``, ``not_a_candidate``, ``stale_source``, ``other_triton``, ``other_arch``,
+            ``block_sizes_unmatched`` or ``unranked``.
         message: one line: what, where, and what follows from it.
     """
 
@@ -123,11 +128,13 @@ class Decision:
         choice: the choice.
         order: the live candidates that are not denied: the chosen one, then the others in the order of ``cheapest``.
         notices: what a user should hear of.
+        free: what the choice may be varied within; None: nothing.
     """
 
     choice: Choice
     order: tuple[Any, ...]
     notices: tuple[Notice, ...]
+    free: Freedom | None = None
 
 
 @dataclass(frozen=True, order=True)
@@ -182,6 +189,126 @@ def static_cost(config: LaunchConfig) -> StaticCost:
 
 
 @dataclass(frozen=True)
+class ModelConstants:
+    """What the static model aims at, and how much each aim weighs; see :func:`model_order`.
+
+    The values come from ``python -m bench regret --fit JOURNAL...``, which tries few round ones for each, and says what
+    they give on kernels and packages that were left out.
+
+    Attributes:
+        middle: weight of an octave by which a tile parameter lies off the middle of the list.
+        elements: weight of an octave by which the elements of a thread lie off their aim.
+        warps, stages: weight of an octave of warps off their aim, and of a stage.
+        middle_warps: weight of an octave by which the warps lie off the middle of the list.
+        tile_elements: elements of a thread where two or more parameters span the tile: 32 fill a quarter of the
+            registers with accumulators and leave the rest to operands.
+        flat_elements: the same where one parameter is the whole block: enough for loads of 16 bytes.
+        aim_warps, aim_stages: number aimed at where tiles vary over the list.
+        bare_warps, bare_stages: number aimed at where warps and stages alone vary.
+    """
+
+    middle: int = 2
+    elements: int = 1
+    warps: int = 1
+    stages: int = 1
+    middle_warps: int = 1
+    tile_elements: int = 32
+    flat_elements: int = 4
+    aim_warps: int = 4
+    aim_stages: int = 3
+    bare_warps: int = 4
+    bare_stages: int = 3
+
+
+MODEL = ModelConstants()
+"""The constants of ``on_miss: model``."""
+
+_SIXTEENTH = 16  # of an octave: the unit in which sizes are compared, as whole numbers, the same on every machine
+
+# Most shared memory of a block, in bytes: CUDA C++ Programming Guide, technical specifications per compute capability;
+# AMD's: LDS of a compute unit, from the CDNA 2, 3 and 4 white papers.
+_SHARED_KB = {"sm70": 96, "sm72": 96, "sm75": 64, "sm80": 163, "sm86": 99, "sm87": 163, "sm89": 99, "sm90": 227}
+_SHARED_KB |= {"sm100": 227, "sm103": 227, "sm110": 227, "sm120": 99, "sm121": 99}
+_SHARED_KB |= {"gfx90a": 64, "gfx942": 64, "gfx950": 160}
+
+_FLAT = re.compile(r"(x|y)?block(_size)?|b", re.IGNORECASE | re.ASCII)  # no letter of an axis: the whole block
+
+
+def _octaves(value: int) -> int:
+    """Sixteenths of the base-2 logarithm, rounded down: whole-number arithmetic alone."""
+    return int(min(value, 1 << 62) ** _SIXTEENTH).bit_length() - 1
+
+
+def _middle(values: Iterable[int]) -> int:
+    """Twice the median."""
+    found = sorted(values)
+    return found[(len(found) - 1) // 2] + found[len(found) // 2] if found else 0
+
+
+def _element_bytes(dtypes: Sequence[tuple[str, str]]) -> int:
+    """Of the widest float among the tensors, of which a matrix product's operands are cast to one; 2 if none is."""
+    found = [int(width[1]) // 8 for _, dtype in dtypes if (width := re.search(r"float(8|16|32|64)", dtype))]
+    return max(found, default=2)
+
+
+def _shared_bytes(config: LaunchConfig, dtypes: Sequence[tuple[str, str]]) -> int:
+    """Rough shared memory of a tiled product: each stage holds a slice of both operands; 0 for fewer than 3 tiles."""
+    sizes = sorted(size for name, text in config.kwargs if (size := _tile(name, text)))
+    if len(sizes) < 3:
+        return 0
+    return (sizes[-1] + sizes[-2]) * sizes[-3] * max(config.num_stages or 1, 1) * _element_bytes(dtypes)
+
+
+def model_order(
+    ranked: Sequence[LaunchConfig],
+    dtypes: Sequence[tuple[str, str]] = (),
+    arch: str = "",
+    constants: ModelConstants = MODEL,
+) -> tuple[LaunchConfig, ...]:
+    """Candidates by the static model, the one that it would launch first.
+
+    **Why these features.** Whoever wrote the list centred it on what they expected to be good, so the *middle* of each
+    tile parameter is the best guess where nothing else is known; the ends of a list are there for extreme shapes. A
+    thread's *elements* (product of the two largest tile parameters over the threads) say more where they can be
+    counted: too many spill, too few leave the tensor cores idle. Then the *warps* and *stages* that most kernels like
+    on most GPUs. What needs more shared memory than the arch publishes, by the size of its operands' slices, comes
+    after all that does not. Ties go to the smaller footprint, then canonical order.
+
+    Args:
+        ranked: distinct candidates in the order of ``cheapest``.
+        dtypes: (name, dtype) of the tensors; the widest float is taken for the operands'.
+        arch: whose published limit holds; an unknown one has none.
+        constants: what to aim at; others than :data:`MODEL` are for fitting.
+    """
+    sizes = [{name: size for name, text in config.kwargs if (size := _tile(name, text))} for config in ranked]
+    spread: dict[str, list[int]] = {}
+    for each in sizes:
+        for name, size in each.items():
+            spread.setdefault(name, []).append(_octaves(size))
+    middles = {name: _middle(found) for name, found in spread.items()}
+    middle_warps = _middle(_octaves(config.num_warps or 1) for config in ranked)
+    bare = all(len(set(found)) == 1 for found in spread.values())
+    limit = _SHARED_KB.get(arch, 0) * 1024
+    c = constants
+    aim_warps, aim_stages = (c.bare_warps, c.bare_stages) if bare else (c.aim_warps, c.aim_stages)
+
+    def cost(at: int) -> tuple[bool, int, int]:
+        config, found = ranked[at], sizes[at]
+        warps, stages = _octaves(config.num_warps or 1), max(config.num_stages or 1, 1)
+        total = c.middle * sum(abs(2 * _octaves(size) - middles[name]) for name, size in found.items())
+        largest = sorted(map(_octaves, found.values()))[-2:]
+        flat = len(found) == 1 and all(_FLAT.fullmatch(name) for name in found)
+        if flat or len(found) > 1:
+            aim = _octaves(c.flat_elements if flat else c.tile_elements)
+            total += 2 * c.elements * abs(sum(largest) - warps - _octaves(32) - aim)
+        total += 2 * c.warps * abs(warps - _octaves(aim_warps)) + c.middle_warps * abs(2 * warps - middle_warps)
+        total += 2 * c.stages * abs(stages - aim_stages) * _SIXTEENTH
+        return limit > 0 and _shared_bytes(config, dtypes) > limit, total, at
+
+    return tuple(ranked[at] for at in sorted(range(len(ranked)), key=cost))
+
+
+@dataclass(frozen=True)
 class Candidates:
     """Candidates read once, for callers that decide about the same ones for key after key.
 
@@ -201,6 +328,12 @@ class Candidates:
             found.setdefault(LaunchConfig.of(candidate), candidate)
         ranked = tuple(sorted(found, key=lambda config: (static_cost(config), config.order)))
         return cls(ranked, tuple(found[config] for config in ranked))
+
+    @classmethod
+    def of_configs(cls, configs: Iterable[LaunchConfig]) -> Candidates:
+        """Candidates of which only the contents are known; these stand for the live objects."""
+        ranked = tuple(sorted(set(configs), key=lambda config: (static_cost(config), config.order)))
+        return cls(ranked, ranked)
 
 
 def cheapest_order(candidates: Iterable[Any]) -> tuple[Any, ...]:
@@ -251,6 +384,12 @@ def _from_entry(situation: _Situation, entry: _EntryLike | None, source: Source)
             f"{place} names a config that is no live candidate ({entry.config}); the next rule decides",
         )
         return None
+    _say_age(situation, entry, place)
+    return _Pick(entry.config, source, entry.origin)
+
+
+def _say_age(situation: _Situation, entry: _EntryLike, place: str) -> None:
+    """Say where an entry that is used was made of another source or under another Triton."""
     mine, theirs = situation.kernel.source_hash, entry.source_hash
     if mine is not None and theirs is not None and mine != theirs:
         situation.notice("stale_source", f"the kernel's source has changed since {place} was made; the entry is used")
@@ -259,7 +398,6 @@ def _from_entry(situation: _Situation, entry: _EntryLike | None, source: Source)
             "other_triton",
             f"{place} was made under Triton {entry.triton}, this is {situation.triton}; the entry is used",
         )
-    return _Pick(entry.config, source, entry.origin)
 
 
 def _release(version: str) -> list[str]:
@@ -307,7 +445,46 @@ def _error(situation: _Situation) -> _Pick:
     )
 
 
-_ON_MISS: Mapping[str, Callable[[_Situation], _Pick]] = {"cheapest": _cheapest, "error": _error}
+def _model(situation: _Situation) -> _Pick:
+    config = model_order(situation.ranked, situation.key.dtypes, situation.arch)[0]
+    return _Pick(config, "model", None, f"static model, first of {counted(len(situation.ranked), 'candidate')}")
+
+
+def _nearest(situation: _Situation) -> _Pick:
+    """The nearest usable entry: its config is live and denied neither here nor by the tables that it stands in."""
+    name, key, arch = situation.name, situation.key, situation.arch
+    others: Sequence[_NeighbourLike] = getattr(situation.tables, "others", ())
+    usable: list[tuple[tuple[object, ...], str, _EntryLike]] = []
+    for its_arch, tables in [(arch, situation.tables), *((other.arch, other) for other in others)]:
+        denied = situation.denied if its_arch == arch else tables.denied(name, key)
+        usable += [
+            (nearest_order(key, arch, entry, its_arch), its_arch, entry)
+            for entry in tables.entries(name)
+            if entry.config in situation.ranked and entry.config not in denied
+        ]
+    if not usable:
+        return _model(situation)
+    _, its_arch, entry = min(usable, key=lambda item: item[0])
+    place = f"the nearest entry in {entry.origin or 'a table'}"
+    if its_arch != arch:
+        situation.notice("other_arch", f"no usable entry of this arch; {place}, which is for {its_arch}, is used")
+    _say_age(situation, entry, place)
+    fields = ", ".join(_differences(key, entry))
+    return _Pick(
+        entry.config,
+        "nearest",
+        entry.origin,
+        f"nearest of {counted(len(usable), 'usable entry')}: {its_arch}, {factor_text(entry, key)}"
+        + (f" ({fields})" if fields else ""),
+    )
+
+
+_ON_MISS: Mapping[str, Callable[[_Situation], _Pick]] = {
+    "cheapest": _cheapest,
+    "nearest": _nearest,
+    "model": _model,
+    "error": _error,
+}
 
 
 def _differences(key: Key, entry: _EntryLike) -> tuple[str, ...]:

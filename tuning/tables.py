@@ -43,10 +43,11 @@ results are wrong.
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tuning._atomic import write_atomically
@@ -167,7 +168,10 @@ class Tables:
 
     Attributes:
         arch: the arch.
+        others: the tables of other archs, for a rule that looks beyond this one; see :meth:`beside`.
     """
+
+    others: tuple[Tables, ...] = ()
 
     def __init__(self, arch: str, layers: Sequence[Sequence[TableFile | LoadedFile]] = ()) -> None:
         """Overlay ``layers``, each the files of one folder, the first on top.
@@ -188,6 +192,12 @@ class Tables:
                 self._denied.setdefault(row.kernel, DeniedIndex()).add(row)
         # Built when a kernel is first asked for: a process uses a few kernels of a table of thousands of entries.
         self._index: dict[str, tuple[RowIndex, ...]] = {}
+
+    def beside(self, others: Iterable[Tables]) -> Tables:
+        """These tables, with those of other archs at hand; sorted by arch, and this arch left out."""
+        found = copy.copy(self)
+        found.others = tuple(sorted((one for one in others if one.arch != self.arch), key=lambda one: one.arch))
+        return found
 
     def _all(self) -> Iterator[LoadedFile]:
         return (file for layer in self._layers for file in layer)
@@ -270,7 +280,7 @@ def bundled_folder() -> Path:
     return fail(os.fspath(folders[0]), None, expected, found, "install the library again")
 
 
-def load_tables(arch: str, table_path: Sequence[str | os.PathLike[str]] = ()) -> Tables:
+def load_tables(arch: str, table_path: Sequence[str | os.PathLike[str]] = (), *, neighbours: bool = False) -> Tables:
     """The tables of one arch: the folders of ``table_path``, the first on top, over the packaged ones.
 
     Args:
@@ -288,7 +298,11 @@ def load_tables(arch: str, table_path: Sequence[str | os.PathLike[str]] = ()) ->
         raise TableError(f"table_path: expected a sequence of folders, found {found}", expected="folders", found=found)
     layers = [_layer(Path(folder), arch) for folder in table_path]
     layers.append(_files(bundled_folder() / arch))
-    return Tables(arch, layers)
+    tables = Tables(arch, layers)
+    if not neighbours:
+        return tables
+    known = {name for folder in (*table_path, bundled_folder()) for name in archs_in(folder)} - {arch}
+    return tables.beside(load_tables(name, table_path) for name in known)
 
 
 def archs_in(folder: str | os.PathLike[str]) -> tuple[str, ...]:

@@ -29,3 +29,14 @@ def square(a, b, c, n, BLOCK: tl.constexpr):
         right = tl.load(b + inner[:, None] * n + columns[None, :])
         total += tl.dot(left, right)
     tl.store(c + rows[:, None] * n + columns[None, :], total)
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (256, 1024, 4096)], key=["n"])
+@triton.jit
+def row_sum(x, y, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(x + row * n + at, mask=at < n, other=0.0)
+    tl.store(y + row, tl.sum(total, 0))

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TABLES = ROOT / "tables"
 ARCHS = sorted(path.name for path in TABLES.iterdir() if path.is_dir())
 RUNTIME = {"msgpack", "torch", "triton"}
-EXTRAS = {"demo", "mamba", "report", "test", "yaml"}
+EXTRAS = {"demo", "mamba", "plot", "report", "test", "yaml"}
 
 # Prints where the package came from, what a search for `tables` finds, and the entries of every table by arch.
 PROBE = """
@@ -142,6 +142,13 @@ def test_metadata(metadata: Message) -> None:
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
     assert metadata.get_payload(), "the README is the description"
     assert set(metadata.get_all("Provides-Extra", [])) == EXTRAS
+
+
+def test_pytest_finds_the_plugin(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt")]
+        text = archive.read(name).decode()
+    assert "[pytest11]\ntriton-tuning-metrics = tuning.bitexact.pytest_plugin\n" in text
 
 
 def test_dependencies_are_few_and_none_is_pinned_to_one_version(metadata: Message) -> None:

@@ -68,12 +68,14 @@ def usable(name: str) -> st.SearchStrategy[str]:
 def policies(draw: st.DrawFn, paths: st.SearchStrategy[str] = paths) -> AutotunePolicy:
     mode = draw(st.one_of(st.none(), usable("mode")))
     record_paths = {None: st.one_of(st.none(), paths), "record": paths, "auto": st.none(), "pinned": st.none()}
+    record_path = draw(record_paths[mode])
     fields = {
         "mode": mode,
         "modules": draw(st.lists(dotted, max_size=3)),
         "config_invariant": draw(st.lists(qualified, max_size=3)),
         "table_path": draw(st.lists(paths, max_size=3)),
-        "record_path": draw(record_paths[mode]),
+        "record_path": record_path,
+        "remeasure": record_path is not None and draw(st.booleans()),
         "on_miss": draw(usable("on_miss")),
         "block_sizes": draw(st.dictionaries(identifiers, sizes, max_size=3)),
         "verify_every": draw(counts),
@@ -86,7 +88,7 @@ def policies(draw: st.DrawFn, paths: st.SearchStrategy[str] = paths) -> Autotune
     assert fields.keys() == FIELDS.keys(), "every field takes part"
     kept = draw(st.sets(st.sampled_from(sorted(fields))))
     # Leaving a field out tries its default; the pairs that depend on each other stay together.
-    kept |= {"mode", "record_path", "chaos"}
+    kept |= {"mode", "record_path", "remeasure", "chaos"}
     return AutotunePolicy(**{name: value for name, value in fields.items() if name in kept})
 
 

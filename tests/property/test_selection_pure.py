@@ -40,6 +40,7 @@ class Case:
     candidates: tuple[LaunchConfig, ...]
     entries: tuple[Entry, ...]
     denied: tuple[Denied, ...]
+    foreign: tuple[tuple[str, tuple[Entry, ...], tuple[Denied, ...]], ...]
     policy: Policy
     source_hash: str | None
 
@@ -98,24 +99,25 @@ def cases(draw: st.DrawFn) -> Case:
         )
 
     entries = [entry(kind) for kind in draw(st.lists(st.sampled_from(["star", "named", "sequence"]), max_size=5))]
-    denied = [
-        Denied(
-            KERNEL,
-            draw(some),
-            draw(st.one_of(st.none(), st.just(key.values), st.just((("K", "1"),)))),
-            "r",
-            "s",
-            "t.json",
-        )
-        for _ in range(draw(st.integers(0, 3)))
-    ]
+
+    def denials(most: int) -> tuple[Denied, ...]:
+        at = st.one_of(st.none(), st.just(key.values), st.just((("K", "1"),)))
+        rows = [Denied(KERNEL, draw(some), draw(at), "r", "s", "t.json") for _ in range(draw(st.integers(0, most)))]
+        return tuple({row.identity: row for row in rows}.values())
+
+    kinds = st.lists(st.sampled_from(["star", "named", "sequence"]), max_size=3)
+    foreign = tuple(
+        (arch, tuple({row.identity: row for row in [entry(kind) for kind in draw(kinds)]}.values()), denials(1))
+        for arch in draw(st.lists(st.sampled_from(["sm100", "sm103", "gfx942"]), unique=True))
+    )
     return Case(
         key,
         candidates,
         tuple({row.identity: row for row in entries}.values()),
-        tuple({row.identity: row for row in denied}.values()),
+        denials(3),
+        foreign,
         Policy(
-            draw(st.sampled_from(["cheapest", "cheapest", "error"])),
+            draw(st.sampled_from(["cheapest", "nearest", "model", "error"])),
             tuple(draw(st.dictionaries(st.sampled_from(NAMES), st.sampled_from([16, 64]), max_size=2)).items()),
             draw(st.sampled_from([False, False, False, True])),
         ),
@@ -138,7 +140,11 @@ def outcome(case: Case, order: Any = None, rank: int = 0, rotate: int = 0) -> An
     objects = [live(config) for config in turned(case.candidates)]
     for candidate in objects:
         candidate.kwargs = dict(turned(candidate.kwargs.items()))
-    tables = Tables("sm90", [[file]])
+    others = [
+        Tables(arch, [[TableFile(arch, "pack", "", "", "", tuple(turned(entries)), tuple(turned(denied)))]])
+        for arch, entries, denied in turned(case.foreign)
+    ]
+    tables = Tables("sm90", [[file]]).beside(others)
     try:
         found = decide(Kernel(KERNEL, case.source_hash), key, "sm90", objects, tables, policy, chaos_rank=rank)
     except (TableError, TableMissError) as error:
@@ -192,6 +198,15 @@ def test_chaos_spreads_over_all_that_is_left(case: Case) -> None:
     assert sorted(picked) == sorted(first[1])
 
 
+def _usable_abroad(
+    entries: tuple[Entry, ...], denied: tuple[Denied, ...], values: dict[str, str], left: dict[str, LaunchConfig]
+) -> set[str]:
+    banned = {
+        row.config.text for row in denied if row.key is None or all(values.get(name) == text for name, text in row.key)
+    }
+    return ({row.config.text for row in entries} & set(left)) - banned
+
+
 @given(cases())
 @settings(max_examples=200)
 def test_denied_is_never_chosen_and_the_rules_come_in_order(case: Case) -> None:
@@ -241,13 +256,21 @@ def test_denied_is_never_chosen_and_the_rules_come_in_order(case: Case) -> None:
     elif case.policy.on_miss == "error":
         assert found[0] == "TableMissError"
         return
-    else:
+    elif case.policy.on_miss == "cheapest":
         expected = ("cheapest", set(left))
+    else:
+        # An independent statement of where nearest may look, by arch: live, denied neither here nor there.
+        here = {row.config.text for row in case.entries} & set(left)
+        abroad = {arch: _usable_abroad(entries, denied, values, left) for arch, entries, denied in case.foreign}
+        cousins = set().union(*(found for arch, found in abroad.items() if arch.startswith("sm")))
+        usable = here or cousins or abroad.get("gfx942", set())
+        near = case.policy.on_miss == "nearest" and usable
+        expected = ("nearest", usable) if near else ("model", set(left))
     (_, _, chosen, source, *_), order, _ = found
     assert source == expected[0]
     assert chosen in expected[1]
     best = min(static_cost(left[text]) for text in expected[1])
-    assert source in ("exact", "wildcard") or static_cost(left[chosen]) == best
+    assert source not in ("cheapest", "block_sizes") or static_cost(left[chosen]) == best
     assert sorted(order) == sorted(left)
     costs = [static_cost(left[text]) for text in order[1:]]
     assert costs == sorted(costs)
@@ -272,7 +295,7 @@ from tuning.tables import load_tables
 order = random.Random(int(sys.argv[1]))
 found = []
 for arch in ("sm100", "sm103", "sm90"):
-    tables = load_tables(arch)
+    tables = load_tables(arch, neighbours=True)
     names = list({"pack.m.none", *tables.kernels()})
     for name in names:
         keys = [Key(row.key or (), tuple((f"p{i}", d) for i, d in enumerate(row.dtype_sequence or ())))
@@ -285,8 +308,9 @@ for arch in ("sm100", "sm103", "sm90"):
         order.shuffle(keys)
         for key in keys:
             order.shuffle(live)
-            for sizes, chaos in (((), False), ((("BLOCK", 64),), False), ((), True)):
-                policy = SimpleNamespace(on_miss="cheapest", block_sizes=sizes, chaos=chaos)
+            for rule, sizes, chaos in (("cheapest", (), False), ("cheapest", (("BLOCK", 64),), False),
+                                       ("cheapest", (), True), ("nearest", (), False), ("model", (), False)):
+                policy = SimpleNamespace(on_miss=rule, block_sizes=sizes, chaos=chaos)
                 decision = decide(Kernel(name), key, arch, live, tables, policy, chaos_rank=3)
                 found.append([decision.choice.to_json(), [LaunchConfig.of(c).text for c in decision.order],
                               [n.message for n in decision.notices]])
@@ -309,4 +333,4 @@ def test_processes_with_other_hash_seeds_agree() -> None:
     }
     assert len(outputs) == 1
     sources = {choice["source"] for choice, *_ in json.loads(outputs.pop())}
-    assert sources == {"exact", "wildcard", "block_sizes", "cheapest", "chaos"}
+    assert sources == {"exact", "wildcard", "block_sizes", "cheapest", "chaos", "nearest", "model"}

@@ -31,7 +31,14 @@ SAMPLE: dict[str, Any] = {
             "dtypes": {"x_ptr": "bfloat16", "out_ptr": "float32"},
             "config": {**CONFIG, "num_ctas": 2, "maxnreg": 128, "ir_override": "k.ttir", "extra": {"waves": 2}},
             "source_hash": "0123456789abcdef",
-            "evidence": {"measured": True, "best_ms": 0.25, "runner_up_ms": None, "ranks": 8, "date": "2026-01-01"},
+            "evidence": {
+                "measured": True,
+                "best_ms": 0.25,
+                "runner_up_ms": None,
+                "ranks": 8,
+                "date": "2026-01-01",
+                "probe": {"compiler": "triton 3.6.0", "forms": ["00"], "inputs": 5},
+            },
             "classes": [
                 [{**CONFIG, "num_warps": 2}, CONFIG],
                 [{**CONFIG, "num_ctas": 2, "maxnreg": 128, "ir_override": "k.ttir", "extra": {"waves": 2}}],
@@ -174,6 +181,7 @@ FAULTS: dict[str, tuple[tuple[str | int, ...], Any, str, str, str]] = {
     "evidence_text": ((*K, "evidence"), "me", "$.entries[1].evidence", "an object", 'the string "me"'),
     "measured": ((*K, "evidence", "measured"), "yes", "$.entries[1].evidence.measured", "true or false", '"yes"'),
     "best_text": ((*K, "evidence", "best_ms"), "1", "$.entries[1].evidence.best_ms", "milliseconds", '"1"'),
+    "probe_list": ((*K, "evidence", "probe"), ["f"], "$.entries[1].evidence.probe", "rest on", "an array"),
     "best_true": ((*K, "evidence", "best_ms"), True, "$.entries[1].evidence.best_ms", "milliseconds", "true"),
     "ranks_float": ((*K, "evidence", "ranks"), 8.5, "$.entries[1].evidence.ranks", "an integer", "8.5"),
     "note": ((*K, "evidence", "note"), ["x"], "$.entries[1].evidence.note", "a string", "an array"),

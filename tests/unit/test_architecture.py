@@ -23,8 +23,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"interception", "inductor", "interpreter", "inventory", "determinism", "resumption"}),
     frozenset({"installation"}),
     frozenset({"arguments", "bitexact", "callbacks", "checking", "difference", "freeze", "interop", "report", "warmup"})
-    | {"_console"},
-    frozenset({"demo"}),
+    | {"_console", "explanation"},
+    frozenset({"demo", "program"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
@@ -42,6 +42,7 @@ PRIVATE_PARTS = {
     "_config_": "spec",
     "_launch_": "interception",
     "_package_": "inventory",
+    "_program_start": "program",
     "_table_": "tables",
 }
 
@@ -55,10 +56,21 @@ NAMED_ONLY_IN = {
 # Everything else is loaded when it is first needed: torch and triton because they are slow and touch the machine, the
 # packages of the extras because they may be missing. Modules that compute with tensors are loaded by nobody else early.
 LOADED_WITH_EVERY_MODULE = {"msgpack"}
-TENSOR_CODE = {"determinism.delta_chunks", "determinism.gated_delta", "determinism.l2norm"}
+TENSOR_CODE = {"bitexact.cells", "bitexact.low_precision", "bitexact.models", "bitexact.suite_worker"}
+TENSOR_CODE |= {"determinism.delta_chunks", "determinism.gated_delta", "determinism.l2norm"}
+PYTEST_CODE = {"bitexact.pytest_plugin"}  # loaded by pytest alone
 
 # What chooses or merges sees its arguments and nothing else.
-PURE = ("spec", "selection", "_merge_pools", "_merge_facts", "_merge_tables")
+PURE = (
+    "spec",
+    "selection",
+    "_selection_classes",
+    "_check_classes",
+    "_selection_nearest",
+    "_merge_pools",
+    "_merge_facts",
+    "_merge_tables",
+)
 IMPURE = {"datetime", "glob", "io", "logging", "os", "pathlib", "platform", "random", "secrets", "shutil", "socket"}
 IMPURE |= {"subprocess", "sys", "tempfile", "threading", "time", "uuid"}
 
@@ -162,7 +174,7 @@ def test_no_exception_is_left_over() -> None:
     used = {(part_of(name), target) for name in MODULES for target in parts_imported(name)}
     assert set(SIBLINGS) <= used
     assert {prefix for prefix in PRIVATE_PARTS if not any(name.startswith(prefix) for name in MODULES)} == set()
-    assert set(LONG_FOR_A_REASON) | set(PURE) | TENSOR_CODE <= set(MODULES)
+    assert set(LONG_FOR_A_REASON) | set(PURE) | TENSOR_CODE | PYTEST_CODE <= set(MODULES)
 
 
 def spoken_names(name: str) -> Iterator[str]:
@@ -188,6 +200,7 @@ def test_internals_are_named_in_one_file(pattern: str) -> None:
 def test_loading_a_module_loads_nothing_heavy_or_optional(name: str) -> None:
     roots = {target.partition(".")[0] for target in imported(name, typing_too=False, functions_too=False)}
     allowed = LOADED_WITH_EVERY_MODULE | ({"torch"} if name in TENSOR_CODE else set())
+    allowed |= {"pytest"} if name in PYTEST_CODE else set()
     assert roots - set(sys.stdlib_module_names) - {"tuning"} <= allowed
     early = {target.removeprefix("tuning.") for target in imported(name, typing_too=False, functions_too=False)}
     assert name in TENSOR_CODE or not any(target.startswith(f"{heavy}.") for target in early for heavy in TENSOR_CODE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tuning.checking import Finding, check_tables, modules_of
+from tuning.checking import Finding, check_coverage, check_tables, modules_of
 from tuning.spec import LaunchConfig
 from tuning.tables import Denied, Entry, TableFile
 
@@ -69,8 +69,33 @@ def test_a_config_that_is_no_candidate_is_named_with_its_key():
 
 def test_a_denied_config_that_is_no_candidate_is_named():
     (found,) = check(table(denied=(Denied(KERNEL, config(64), None, "racy", "somebody"),)), Autotuner())
-    assert found.kind == "not_a_candidate"
+    assert (found.kind, found.is_problem) == ("idle_denial", False)
     assert found.entry.startswith("denied BLOCK=64")
+
+
+def test_a_missing_kernel_says_which_version_is_installed_and_which_the_table_is_of():
+    unnamed = replace(table(entry()), package_version="")
+    (found,) = check_tables([unnamed], [], triton="3.6.0", versions={"pkg": "pkg-core 2.0"})
+    assert found.kind == "missing_kernel"
+    assert "not in the installed pkg-core 2.0: 1 row never used here; the table is of a version that" in found.message
+    (found,) = check_tables([table(entry())], [], triton="3.6.0")
+    assert "not in the installed package: 1 row never used here; the table is of 1.0" in found.message
+
+
+def test_uncovered_are_the_autotuners_with_a_choice_and_no_entry_on_an_arch():
+    only = replace(Autotuner(), kernel="pkg.mod.single", candidates=(config(1),))
+    installed = [Autotuner(), replace(Autotuner(), kernel="pkg.mod.other"), replace(Autotuner(), kernel="pkg.x"), only]
+    other = replace(table(entry(kernel="pkg.mod.other")), arch="sm100")
+    denied = Denied("pkg.x", config(64), None, "racy", "somebody")
+    found = check_coverage([table(entry(), denied=(denied,)), other], installed, beside=["pkg.invariant"])
+    assert [(each.file, each.kernel) for each in found] == [
+        ("sm100", KERNEL),
+        ("sm100", "pkg.x"),
+        ("sm90", "pkg.mod.other"),
+        ("sm90", "pkg.x"),
+    ]
+    assert {(each.kind, each.is_problem) for each in found} == {("uncovered", True)}
+    assert check_coverage([table(entry())], installed, beside=["pkg.mod.other", "pkg.x"]) == ()
 
 
 def test_a_pruner_may_return_configs_of_its_own():

@@ -558,13 +558,14 @@ def test_check_finds_what_no_longer_fits(
         ("gone", "missing_kernel"),
         ("kernel", "missing_kernel"),
         ("kernel", "not_a_candidate"),
+        ("kernel", "idle_denial"),
         ("kernel", "stale_source"),
     }
-    assert found["problems"] == len(found["findings"]) == 6
+    assert found["problems"] == len(found["findings"]) - 1 == 5
     assert cli.main(["check", tables]) == 1
     text = capsys.readouterr().out
     assert str(path) in text
-    assert "6 problems" in text
+    assert "5 problems" in text
     assert f"{package}.unrelated" not in sys.modules  # only what tables speak of is imported
 
 
@@ -698,3 +699,67 @@ def test_demo_refuses_what_it_cannot_use(
     assert "File exists" in error_of(capsys, *common, "--out", str(tmp_path / "kept"), code=2)
     assert "expected one of mamba_ssm, fla, megatron.core" in error_of(capsys, *common, "--package", "x", code=2)
     assert (tmp_path / "kept").read_text() == "mine"
+
+
+def printed(*arguments: str, stdout: Any = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tuning", *arguments],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **environment},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize(
+    "arguments",
+    ["report bench/data/journals", "--version", "diff tables/sm100/fla.json tables/sm103/fla.json --json"],
+)
+def test_a_full_disk_under_standard_output_is_one_line_and_a_failure(arguments: str):
+    with open("/dev/full", "w") as full:
+        done = printed(*arguments.split(), stdout=full)
+    expected = "standard output cannot be written: No space left on device; what was printed is not whole"
+    assert (done.returncode, done.stderr) == (1, f"triton-tuning: error: {expected}\n")
+
+
+def test_a_standard_output_that_is_closed_from_the_start_hears_nothing():
+    program = 'import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, "-m", "tuning", "--version"])'
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_name_that_standard_output_cannot_spell_is_escaped(tmp_path: Path):
+    with JournalWriter(str(tmp_path / "rec"), Environment(arch="sm90")) as writer:
+        writer.write(record({16: 1.0, 32: 2.0}))
+    odd = tmp_path / "h\xe9t\u2603.journal"
+    Path(writer.path).rename(odd)
+    with odd.open("ab") as file:
+        file.write(b"TTJ1")  # torn, so that the report names the file
+    done = printed("report", str(tmp_path), PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "h\\xe9t\\u2603.journal" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["list", "..x"],
+        ["list", "json", "a b"],
+        ["list", ""],
+        ["show", "a..b"],
+        ["export", "--format", "megatron", "tables", "-o", "x", "--package", "a-b"],
+        ["import", "--format", "megatron", "tables", "-o", "x", "--package", "a/b.py"],
+    ],
+)
+def test_what_is_no_dotted_name_is_a_wrong_call(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    try:
+        code = cli.main(arguments)
+    except SystemExit as left:
+        code = left.code
+    assert code == 2
+    assert "expected a" in capsys.readouterr().err

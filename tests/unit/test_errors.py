@@ -13,10 +13,12 @@ import pytest
 from tuning import errors
 from tuning.errors import (
     AbsentRankError,
+    CostError,
     DeterminismError,
     DisagreementError,
     InventoryError,
     JournalError,
+    MetricStandardError,
     PolicyError,
     TableError,
     TableMissError,
@@ -33,6 +35,8 @@ FIELDS: dict[type[TuningError], dict[str, Any]] = {
     DisagreementError: {"step": 7, "disagreements": ("a.b.k M=1: ranks 0-5: X; ranks 6,7: Y",)},
     AbsentRankError: {"step": 7, "disagreements": ("x",), "arrived": (0, 2), "missing": (1,)},
     InventoryError: {"module": "pkg.ops", "reason": "ImportError: no module named 'pkg'"},
+    MetricStandardError: {"file": "s.json", "where": "$.metrics", "expected": "an object", "found": "7"},
+    CostError: {"file": "ranges.csv", "line": 3},
     UnsupportedTritonError: {"found": "3.1.0", "supported": "3.2 to 3.9"},
     DeterminismError: {"problems": ("NCCL_ALGO must be Ring or Tree, got auto", "CUBLAS_WORKSPACE_CONFIG is unset")},
 }

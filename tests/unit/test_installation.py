@@ -686,3 +686,48 @@ def test_a_forked_child_leaves_the_manifest_to_its_parent_and_gets_locks_of_its_
             _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0
     assert path.is_file()
+
+
+def test_nearest_looks_at_other_keys_then_at_other_archs_and_keeps_their_files(tmp_path, caplog):
+    abroad = write(tmp_path, entry(64, KEY), arch="sm103")
+    tuner = autotuner(configs(16, 32, 64))
+    policy = pinned(table_path=(str(tmp_path),), on_miss="nearest")
+    with caplog.at_level(logging.WARNING, "tuning"), tuning.install(policy) as installed:
+        run(tuner)
+        run(tuner, 4096)
+        assert tuning.benchmarks_run() == 0
+        first, second = tuning.choices()
+        tables = [table.arch for table in installed.manifest().tables]
+    assert blocks(tuner) == [64, 64]
+    assert (first.source, first.origin) == ("nearest", str(abroad))
+    assert first.detail == "nearest of 1 usable entry: sm103, distance 1"
+    assert "distance 512 (n=8 (not 4096))" in second.detail
+    assert "sm103" in tables  # the choice hangs on it, so the manifest names it
+    assert caplog.text.count("which is for sm103, is used") == 1
+    write(tmp_path, entry(32, KEY))
+    with tuning.install(pinned(table_path=(str(tmp_path),), on_miss="nearest")):
+        run(tuner, 4096)
+        (choice,) = tuning.choices()
+    assert (blocks(tuner)[-1], choice.detail) == (32, "nearest of 2 usable entries: cpu, distance 512 (n=8 (not 4096))")
+
+
+def test_tables_of_other_archs_are_read_at_install_and_not_at_a_launch(tmp_path):
+    write(tmp_path, entry(64, KEY), arch="sm103")
+    tuner = autotuner(configs(16, 32, 64))
+    with tuning.install(pinned(table_path=(str(tmp_path),), on_miss="nearest")):
+        write(tmp_path, entry(32, KEY), arch="sm103")
+        write(tmp_path, entry(16, KEY))
+        run(tuner)
+    assert blocks(tuner) == [64]
+
+
+def test_model_pins_without_a_benchmark_and_says_a_miss(tmp_path, caplog):
+    write(tmp_path, entry(64, Key.of({"n": 5}, {"x": "float32", "y": "float32"})))
+    tuner = autotuner(configs(16, 64, 512, 4096, 65536))
+    policy = pinned(table_path=(str(tmp_path),), on_miss="model")
+    with caplog.at_level(logging.WARNING, "tuning"), tuning.install(policy):
+        run(tuner)
+        assert tuning.benchmarks_run() == 0
+        (choice,) = tuning.choices()
+    assert (blocks(tuner), choice.source) == ([512], "model")
+    assert "the static model's candidate is taken" in caplog.text

@@ -105,7 +105,8 @@ def test_configs_of_older_files_have_the_defaults(tmp_path: Path) -> None:
 
 
 def test_ours_to_theirs_to_ours_keeps_every_reported_row(tmp_path: Path) -> None:
-    ours = [read_table(path) for path in sorted((bundled_folder() / "sm103").glob("*.json"))]
+    shipped = [read_table(path) for path in sorted((bundled_folder() / "sm103").glob("*.json"))]
+    ours = [table for table in shipped if table.entries]
     written = interop.write("megatron", ours, tmp_path)
     assert set(kinds(written.losses)) == {"evidence"}
     theirs = interop.read("megatron", written.files)

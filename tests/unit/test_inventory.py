@@ -370,7 +370,7 @@ def cached_autotune(configs, key, kind=CachedAutotuner, **ignored):
     assert kinds(found["early"]) == []
     assert kinds(found["late"]) == ["own_run"]
     assert kinds(found["closed"]) == ["run_replaced"]
-    assert "no policy reaches it" in note(found["closed"], "run_replaced")
+    assert "given the chosen candidate alone" in note(found["closed"], "run_replaced")
 
 
 def test_the_order_of_the_list_is_that_of_kernel_names_whatever_was_asked_first(make: Maker) -> None:
@@ -843,9 +843,9 @@ closed = Closed(triton.jit(closed), ["x", "n", "BLOCK"], configs(8, 16), ["n"], 
         policy = AutotunePolicy(**{"modules": [name], "config_invariant": [f"{name}.free"], **fields})
         return {kernel: info.state for kernel, info in by_name(take_inventory(name, policy=policy).autotuners).items()}
 
-    pinned = {"tuned": "pinned", "free": "timed", "single": "singleton", "closed": "not covered"}
+    pinned = {"tuned": "pinned", "free": "timed", "single": "singleton", "closed": "pinned"}
     assert states(mode="pinned") == pinned
-    assert states(record_path="journals/run") == {**pinned, "tuned": "timed"}
+    assert states(record_path="journals/run") == {**pinned, "tuned": "timed", "closed": "not covered"}
     everything_timed = dict.fromkeys(("tuned", "free", "closed"), "timed") | {"single": "singleton"}
     assert states(mode="auto") == states() == everything_timed
     elsewhere = dict.fromkeys(("tuned", "free", "closed"), "outside scope") | {"single": "singleton"}

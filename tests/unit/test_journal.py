@@ -8,6 +8,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import stat
 import subprocess
 import sys
@@ -368,6 +369,101 @@ def test_a_real_limit_of_the_file_system(tmp_path: Path) -> None:
     assert kept > 0
     assert failed == 40 - kept > 0
     assert (read, torn) == (kept + 1, 0)
+
+
+# ------------------------------------------------------------------------------------ files that others take away
+
+
+@pytest.mark.parametrize("way", ["file", "folder", "replaced"])
+def test_a_deleted_journal_is_written_anew_with_all_that_it_held(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    folder = tmp_path / "journals"
+    with JournalWriter(f"{folder}/rec", environment(3)) as writer:
+        writer.write(RECORDS[0])
+        first = writer.path
+        if way == "file":
+            os.unlink(first)
+        elif way == "folder":
+            shutil.rmtree(folder)
+        else:
+            (folder / "other").write_bytes(b"")
+            os.replace(folder / "other", first)
+        with caplog.at_level(logging.WARNING, "tuning"):
+            writer.write(RECORDS[1])
+            writer.write(RECORDS[2])
+        assert writer.path != first
+    (said,) = caplog.messages
+    assert said == f"journal {first} was deleted while it was written: all that it held is in {writer.path}"
+    found = read_journal(writer.path)
+    assert (found.records, found.environment, found.torn_bytes) == (RECORDS[:3], environment(3), 0)
+
+
+def test_a_journal_deleted_after_its_last_record_is_written_anew_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with JournalWriter(f"{tmp_path}/rec", environment()) as writer:
+        writer.write(RECORDS[0])
+        os.unlink(writer.path)
+    assert "all that it held is in" in caplog.text
+    assert read_journal(writer.path).records == RECORDS[:1]
+
+
+def test_a_deleted_journal_that_cannot_be_written_anew_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "journals"
+    with JournalWriter(f"{folder}/rec", environment()) as writer:
+        writer.write(RECORDS[0])
+        shutil.rmtree(folder)
+        folder.write_text("a file")
+        with pytest.raises(
+            JournalError, match=r"was deleted or cut off while it was written, and .* cannot be created"
+        ):
+            writer.write(RECORDS[1])
+        folder.unlink()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", fails_with(errno.ENOSPC))
+            with pytest.raises(JournalError, match="No space left"):
+                writer.write(RECORDS[1])
+        assert os.listdir(folder) == []
+        writer.write(RECORDS[2])  # the next one tries again, and nothing has been lost
+        assert read_journal(writer.path).records == (RECORDS[0], RECORDS[2])
+        shutil.rmtree(folder)
+        folder.write_text("a file")
+    assert "was deleted or cut off" in caplog.text  # closing does not raise
+    assert os.listdir(tmp_path) == ["journals"]
+
+
+def test_a_discarded_journal_that_was_deleted_is_not_written_anew(tmp_path: Path) -> None:
+    writer = JournalWriter(f"{tmp_path}/rec", environment())
+    os.unlink(writer.path)
+    writer.close(discard=True)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("left", [0, 10, 300])
+def test_a_journal_that_somebody_cut_off_goes_on_in_a_new_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int
+) -> None:
+    with JournalWriter(f"{tmp_path}/rec", environment()) as writer:
+        writer.write(RECORDS[0])
+        first = writer.path
+        os.truncate(first, left)
+        writer.write(RECORDS[1])
+    assert "was cut off while it was written: going on, without what it held, in" in caplog.text
+    assert read_journal(writer.path).records == RECORDS[1:2]
+    assert read_journal(first).records == ()
+
+
+def test_a_journal_that_was_moved_is_written_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with JournalWriter(f"{tmp_path}/rec", environment()) as writer:
+        writer.write(RECORDS[0])
+        os.rename(writer.path, tmp_path / "moved.journal")
+        writer.write(RECORDS[1])
+    assert not caplog.messages
+    assert os.listdir(tmp_path) == ["moved.journal"]
+    assert read_journal(tmp_path / "moved.journal").records == RECORDS[:2]
 
 
 # ------------------------------------------------------------------------------------- what a record may not hold

@@ -19,10 +19,12 @@ HOMES = {
     "arguments": ["add_arguments", "policy_from_args", "policy_from_mapping", "policy_from_yaml", "policy_to_argv"],
     "errors": [
         "AbsentRankError",
+        "CostError",
         "DeterminismError",
         "DisagreementError",
         "InventoryError",
         "JournalError",
+        "MetricStandardError",
         "PolicyError",
         "TableError",
         "TableMissError",

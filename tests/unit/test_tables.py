@@ -699,7 +699,7 @@ class TestFastLoading:
         assert len(load(data, "f", "sm90", "pack").table.entries) == 3
 
     def test_shipped_tables_take_the_fast_path(self) -> None:
-        for path in bundled_folder().glob("*/*.json"):
+        for path in (path for path in SHIPPED if read_table(path).entries):  # what only denies has nothing to defer
             assert _scan(path.read_bytes(), str(path), path.parent.name, path.stem) is not None, path
 
 
@@ -726,8 +726,7 @@ class TestShippedFiles:
             [sys.executable, script, "-o", tmp_path], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True
         )
         made = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.glob("*/*.json")}
-        assert len(made) == 4
-        assert made == {name: (bundled_folder() / name).read_bytes() for name in made}
+        assert made == {path.relative_to(bundled_folder()): path.read_bytes() for path in SHIPPED}
 
     def test_package_data_comes_before_a_neighbour(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         package = tmp_path / "tuning"

@@ -17,10 +17,12 @@ from .._console import Console
 __all__ = ["COMMANDS", "Command", "load"]
 
 COMMANDS: tuple[str, ...] = (
+    "run",
     "list",
     "merge",
     "report",
     "show",
+    "explain",
     "check",
     "diff",
     "freeze",
@@ -29,6 +31,10 @@ COMMANDS: tuple[str, ...] = (
     "warmup",
     "doctor",
     "compare-checkpoints",
+    "bitexact",
+    "metrics",
+    "probe",
+    "cost",
     "demo",
 )
 """Names, in the order in which the help lists them."""

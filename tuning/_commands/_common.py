@@ -18,6 +18,7 @@ __all__ = [
     "add_rule",
     "add_tables",
     "imports_elsewhere",
+    "module_name",
     "no_records",
     "percentage",
 ]
@@ -62,6 +63,13 @@ def add_tables(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="folder of tables over the packaged ones; may be repeated, the first on top",
     )
+
+
+def module_name(text: str) -> str:
+    """The dotted name of a module or package, for argparse."""
+    if not text or not all(part.isidentifier() for part in text.split(".")):
+        raise argparse.ArgumentTypeError(f"expected a dotted name such as mamba_ssm.ops, found {text!r}")
+    return text
 
 
 def percentage(text: str) -> float:

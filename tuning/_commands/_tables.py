@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from ..interception import supported_triton
 from ..inventory import AutotunerInfo, Inventory, take_inventory
 from ..tables import TableFile, bundled_folder, read_table
 
-__all__ = ["Installed", "installed_autotuners", "read_folders"]
+__all__ = ["Installed", "installed_autotuners", "package_autotuners", "read_folders"]
 
 
 def read_folders(folders: Sequence[str], archs: Sequence[str] | None) -> tuple[list[TableFile], list[TableError]]:
@@ -64,11 +65,13 @@ class Installed:
         unimported: the modules that could not be looked into, each with the reason. A module that an installed package
             does not have is not among them: its kernels are missing.
         triton: the installed version.
+        versions: of the distributions that bring each top-level package, in words.
     """
 
     autotuners: tuple[AutotunerInfo, ...]
     unimported: dict[str, str]
     triton: str
+    versions: dict[str, str]
 
 
 def installed_autotuners(files: Iterable[TableFile]) -> Installed:
@@ -78,9 +81,10 @@ def installed_autotuners(files: Iterable[TableFile]) -> Installed:
         UnsupportedTritonError: Triton is missing or not supported.
     """
     triton = supported_triton()
+    tables = tuple(files)
     found: dict[str, AutotunerInfo] = {}
     failed: dict[str, str] = {}
-    for module in modules_of(files):
+    for module in modules_of(tables):
         inventory = _inventory(module)
         if isinstance(inventory, Inventory):
             found.update((info.kernel, info) for info in inventory.autotuners)
@@ -94,7 +98,26 @@ def installed_autotuners(files: Iterable[TableFile]) -> Installed:
             still = {problem.module for problem in inventory.problems}
             for module in [name for name in failed if name.startswith(f"{package}.") and name not in still]:
                 del failed[module]
-    return Installed(tuple(found.values()), failed, triton)
+    return Installed(tuple(found.values()), failed, triton, _versions(tables))
+
+
+def package_autotuners(files: Iterable[TableFile]) -> tuple[AutotunerInfo, ...]:
+    """The autotuners of all modules of the packages that tables are for, as far as they import."""
+    found: dict[str, AutotunerInfo] = {}
+    for package in sorted({module.partition(".")[0] for module in modules_of(files)}):
+        inventory = _inventory(package)
+        if isinstance(inventory, Inventory):
+            found.update((info.kernel, info) for info in inventory.autotuners)
+    return tuple(found.values())
+
+
+def _versions(files: Iterable[TableFile]) -> dict[str, str]:
+    providers = importlib.metadata.packages_distributions()
+    return {
+        package: ", ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(providers[package])))
+        for package in {module.partition(".")[0] for module in modules_of(files)}
+        if package in providers
+    }
 
 
 def _inventory(name: str) -> Inventory | str:

@@ -29,18 +29,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folders", nargs="*", metavar="FOLDER", help="folder with <arch>/<package>.json (default: the packaged tables)"
     )
     add_arch(parser, "check the tables of this arch (default: of every arch in the folder)")
+    parser.add_argument(
+        "--uncovered",
+        action="store_true",
+        help="also report, as problems, the autotuners of these packages of which the tables have no entry",
+    )
     add_json(parser)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Do it and return the exit code."""
-    from ..checking import check_tables, unseen_rows
-    from ._tables import installed_autotuners, read_folders
+    from ..checking import check_coverage, check_tables, unseen_rows
+    from ..policy import AutotunePolicy
+    from ._tables import installed_autotuners, package_autotuners, read_folders
 
     files, unreadable = read_folders(options.folders, options.arch)
     with imports_elsewhere():
         installed = installed_autotuners(files)
-    findings = check_tables(files, installed.autotuners, triton=installed.triton, unimported=installed.unimported)
+        whole = package_autotuners(files) if options.uncovered else ()
+    findings = check_tables(
+        files,
+        installed.autotuners,
+        triton=installed.triton,
+        unimported=installed.unimported,
+        versions=installed.versions,
+    )
+    findings += check_coverage(files, whole, beside=AutotunePolicy().config_invariant)
     problems = sum(finding.is_problem for finding in findings) + len(unreadable)
     counts = {
         "files": len(files) + len(unreadable),
@@ -94,7 +108,13 @@ def _show(console: Console, findings: Sequence[Finding], unreadable: Sequence[An
             for finding in rows:
                 place = f"{finding.entry}: " if finding.entry else ""
                 console.text(f"{finding.kind.replace('_', ' ')}: {place}{finding.message}", indent=4, hanging=6)
-    unchecked = [finding for finding in findings if not finding.is_problem]
+    idle = sum(finding.kind == "idle_denial" for finding in findings)
+    if idle:
+        console.text(
+            f"{counted(idle, 'denied config')} that {'is' if idle == 1 else 'are'} no candidate here: nothing to deny",
+            style="dim",
+        )
+    unchecked = [finding for finding in findings if finding.kind == "unchecked"]
     # Of a kernel that was looked at, each row whose config a pruner may still return is a finding of its own.
     count = unseen + sum(bool(finding.entry) for finding in unchecked)
     if count:

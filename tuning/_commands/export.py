@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .._console import Console
-from ._common import add_json, imports_elsewhere
+from ._common import add_json, imports_elsewhere, module_name
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="folder to write in")
     parser.add_argument(
         "--package",
+        type=module_name,
         action="append",
         default=[],
         metavar="MODULE",

@@ -6,7 +6,7 @@ import argparse
 
 from .._console import Console
 from .._words import counted
-from ._common import add_json, imports_elsewhere
+from ._common import add_json, imports_elsewhere, module_name
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", metavar="ARCH", help="the arch that they are for, where the files do not say it")
     parser.add_argument(
         "--package",
+        type=module_name,
         action="append",
         default=[],
         metavar="MODULE",

@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._console import Console
 from .._words import counted
 from ._common import add_journals, add_json, add_rule, no_records
+from ._progress import reading
 
 if TYPE_CHECKING:
     from ..journal import Scan
@@ -70,7 +71,7 @@ class _Folder:
         self._recorded: set[tuple[str, str]] = set()
         self.found: dict[tuple[str, str], TableFile] = {}
 
-    def scan(self, paths: Sequence[str]) -> Iterator[Scan]:
+    def scan(self, paths: Iterable[str]) -> Iterator[Scan]:
         """Read journals, and see whose tables are wanted."""
         from ..journal import scan_journal
 
@@ -118,7 +119,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     date = options.date or datetime.date.today().isoformat()
     paths = find_journals(options.journals)
     folder = _Folder(options.out, options.arch, options.replace)
-    merged = merge(folder.scan(paths), rule=options.rule, arch=options.arch, date=date, tables=folder.tables())
+    with reading(console, paths, quiet=options.json) as files:
+        merged = merge(folder.scan(files), rule=options.rule, arch=options.arch, date=date, tables=folder.tables())
     if not merged.records:
         raise no_records("merge", paths)
     if all(facts.choice is None for facts in merged.keys):

@@ -1,13 +1,16 @@
 """Say what the journals of recording runs hold: for each kernel and key what a merge would choose, where the recordings
-disagree, and what recording again would change. Nothing is written.
+disagree, and what recording again would change. Nothing is written, but for the page of --html.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from .._console import Console
+from ..errors import TuningError
 from ._common import add_journals, add_json, add_rule, no_records
+from ._progress import reading
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -27,22 +30,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--details", action="store_true", help="show every candidate of every kernel")
     add_rule(parser)
+    parser.add_argument(
+        "--html", metavar="FILE", help="write the report as one HTML page, with plots, that needs no other file"
+    )
     add_json(parser)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Do it and return the exit code."""
+    from .._report_page import page
     from ..journal import find_journals, scan_journal
     from ..merge import merge
     from ..report import report_json, report_rows
     from ._rows import print_rows
 
     paths = find_journals(options.journals)
-    merged = merge(map(scan_journal, paths), rule=options.rule, arch=options.arch)
+    with reading(console, paths, quiet=options.json) as files:
+        merged = merge(map(scan_journal, files), rule=options.rule, arch=options.arch)
     if not merged.records:
         raise no_records("report", paths)
+    if options.html is not None:
+        _write_page(options.html, page(merged))
     if options.json:
         console.json(report_json(merged))
+    elif options.html is not None:
+        console.line(f"wrote {options.html}")
     else:
         print_rows(console, report_rows(merged, kernels=options.kernel, details=options.details))
     return 0
+
+
+def _write_page(path: str, text: str) -> None:
+    from .._atomic import write_atomically
+
+    try:
+        write_atomically(Path(path), text.encode("utf-8", "backslashreplace"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TuningError(f"--html: {path}: expected a file that can be written: {reason}") from error

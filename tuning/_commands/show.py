@@ -96,6 +96,8 @@ def _installed(name: str) -> tuple[AutotunerInfo | None, str | None]:
     from ..inventory import take_inventory
 
     module = name.partition(".<locals>")[0].rpartition(".")[0]
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UsageError(f"KERNEL: expected a qualified name such as package.module.kernel, found {name!r}")
     try:
         with imports_elsewhere():
             found = take_inventory(module, archs=())

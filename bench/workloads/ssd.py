@@ -1,4 +1,4 @@
-"""Real workloads, as data and the code that runs one step of them.
+"""Mamba-2's SSD step at a given shape, with digests of what it computes.
 
 Import this only in a process that may load torch and the workload's package.
 """

@@ -1,0 +1,71 @@
+"""The process that compiles candidates for ``bench.record``: tasks on standard input, answers on standard output.
+
+A line of JSON each. A task is a launch out of a journal and texts of configs; for each config one answer. All
+candidates are compiled, while ``triton-tuning warmup`` compiles the one that a run would choose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from typing import Any
+
+
+def main() -> None:
+    """Entry point."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what packages print
+
+    def answer(**fields: Any) -> None:
+        answers.write(json.dumps(fields) + "\n")
+        answers.flush()
+
+    warnings.simplefilter("ignore")
+    from bench import record_stand_in
+    from bench.workloads.steps import import_package
+    from tuning._launch_specialization import stand_in_arguments
+    from tuning._launch_target import compile_config, compile_for
+    from tuning._warmup_tasks import Task
+    from tuning._warmup_worker import find_kernel
+    from tuning.interception import live_candidates
+    from tuning.spec import LaunchConfig
+
+    settings = json.loads(sys.stdin.readline())
+    if record_stand_in.needed():
+        record_stand_in.pretend()
+    else:
+        compile_for(settings["arch"], multiprocessors=settings["multiprocessors"])
+    packages = {"mamba_ssm": "mamba"}
+    for line in sys.stdin:
+        data = json.loads(line)
+        task = Task.from_json(data["task"])
+        try:
+            top = task.kernel.package
+            import_package(packages.get(top, top))
+            autotuner = find_kernel(task.kernel.qualified_name, task.candidates)
+            args, kwargs = stand_in_arguments(task.specialization)
+            configs = {LaunchConfig.of(config).text: config for config in live_candidates(autotuner, args, kwargs)}
+        except Exception as error:
+            for text in data["configs"]:
+                answer(config=text, error=_one_line(error), seconds=0.0)
+            continue
+        for text in data["configs"]:
+            began = time.perf_counter()
+            try:
+                if text not in configs:
+                    raise LookupError("no candidate here")
+                compiled = compile_config(autotuner, configs[text], args, kwargs)
+                answer(config=text, hash=compiled.hash, shared=compiled.shared_memory, seconds=compiled.seconds)
+            except Exception as error:
+                answer(config=text, error=_one_line(error), seconds=time.perf_counter() - began)
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+if __name__ == "__main__":
+    main()

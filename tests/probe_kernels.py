@@ -1,0 +1,113 @@
+"""Kernels whose candidates are known to agree or not, for the tests of probes, in Triton's interpreter.
+
+Import it after :func:`tuning.interpreter.use_interpreter`.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import triton
+import triton.language as tl
+
+
+def configs(name, *values, **fields):
+    return [triton.Config({name: value}, **fields) for value in values]
+
+
+@triton.autotune(configs=configs("BLOCK", 32, 64, 128, 256), key=["n"])
+@triton.jit
+def total(x, out, n, BLOCK: tl.constexpr):
+    """A sum whose order is the block's: every block size gives other bits, unless one block holds it all."""
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, n, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        sums += tl.load(x + offsets, mask=offsets < n, other=0.0)
+    tl.store(out, tl.sum(sums, axis=0))
+
+
+@triton.autotune(configs=configs("BLOCK", 32, 64, 128) + configs("BLOCK", 64, num_warps=8), key=["n"])
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    """Each element for itself: every config gives the same bits."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + offsets, tl.load(x + offsets, mask=offsets < n) * 2.0, mask=offsets < n)
+
+
+@triton.autotune(configs=configs("BLOCK", 32, 64), key=["n"])
+@triton.jit
+def add_to(x, y, n, BLOCK: tl.constexpr):
+    """In place: y is read and written."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(y + offsets, tl.load(y + offsets, mask=mask) + tl.load(x + offsets, mask=mask), mask=mask)
+
+
+@triton.autotune(configs=configs("BLOCK", 32, 64), key=["n"])
+@triton.jit
+def all_but_last(x, out, n, BLOCK: tl.constexpr):
+    """With the larger block the last element is left unwritten."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    end = n - (BLOCK // 64)
+    tl.store(out + offsets, tl.load(x + offsets, mask=offsets < n), mask=offsets < end)
+
+
+@triton.autotune(configs=configs("BLOCK", 32, 64), key=["n"])
+@triton.jit
+def signed_zero(x, out, n, BLOCK: tl.constexpr):
+    """The larger block negates zeros: equal as numbers, not as bits."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + offsets, mask=offsets < n) * 0.0
+    tl.store(out + offsets, value if BLOCK == 32 else -value, mask=offsets < n)
+    tl.store(out + n, 1.0)
+
+
+_calls = itertools.count(1)
+
+
+def _change_scale(nargs):
+    nargs["scale"].fill_(float(next(_calls)))
+
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64}, pre_hook=_change_scale)],
+    key=["n"],
+)
+@triton.jit
+def racy(x, scale, out, n, BLOCK: tl.constexpr):
+    """The larger block's result differs each time, as with a race."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + offsets, mask=offsets < n) * tl.load(scale)
+    tl.store(out + offsets, value, mask=offsets < n)
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": block}, pre_hook=_change_scale) for block in (32, 64)], key=["n"])
+@triton.jit
+def racy_throughout(x, scale, out, n, BLOCK: tl.constexpr):
+    """Each result differs from the one before."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + offsets, tl.load(x + offsets, mask=offsets < n) * tl.load(scale), mask=offsets < n)
+
+
+@triton.autotune(configs=configs("BLOCK", 32, 64, 128), key=["n"])
+@triton.jit
+def partial_sums(x, out, n, BLOCK: tl.constexpr):
+    """One sum for each block: its caller reads how many there are off ``best_config``."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + tl.program_id(0), tl.sum(tl.load(x + offsets, mask=offsets < n, other=0.0), axis=0))
+
+
+def sum_by_blocks(x):
+    n = x.numel()
+    out = torch.empty(triton.cdiv(n, 32))
+    partial_sums[grid](x, out, n)
+    return out[: triton.cdiv(n, partial_sums.best_config.kwargs["BLOCK"])].sum()
+
+
+def grid(meta):
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def numbers(count, seed=0):
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))

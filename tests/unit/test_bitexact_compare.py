@@ -1,0 +1,193 @@
+"""Two runs of one function: what was restored, what differs first, and by how much."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tuning.bitexact import compare_processes, compare_runs, compare_tensors, digest_value  # noqa: E402
+from tuning.errors import DeterminismError, TuningError  # noqa: E402
+
+
+def bits(pattern: int) -> Any:
+    return torch.tensor([pattern], dtype=torch.int32).view(torch.float32)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x: Any) -> Any:
+        return self.drop(self.norm(self.linear(x)))
+
+
+def training(model: Any, optimizer: Any) -> Any:
+    def run() -> dict[str, Any]:
+        numpy = pytest.importorskip("numpy")
+        for _ in range(3):
+            x = torch.randn(8, 4) + random.random() + float(numpy.random.rand())
+            loss = model(x).square().mean()
+            optimizer.zero_grad(set_to_none=False)
+            loss.backward()
+            optimizer.step()
+        model.eval()
+        return {"loss": loss, "parameters": dict(model.named_parameters()), "running": model.norm.running_mean}
+
+    return run
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD], ids=["adamw", "sgd"])
+def test_a_training_run_is_restored_as_a_whole(make: Any) -> None:
+    model = Model()
+    optimizer = make(model.parameters(), lr=0.1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = random.getstate()
+    comparison = compare_runs(training(model, optimizer), runs=3, state=[model, optimizer])
+    assert comparison.equal, comparison.lines()
+    assert len({run.root for run in comparison.runs}) == 1
+    comparison.require_equal()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not optimizer.state
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert random.getstate() == state
+
+
+@pytest.mark.parametrize("forgotten", ["model", "optimizer"])
+def test_what_is_not_restored_shows(forgotten: str) -> None:
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    state = [optimizer] if forgotten == "model" else [model]
+    assert not compare_runs(training(model, optimizer), state=state).equal
+
+
+def test_moments_of_another_dtype_come_back_whole() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer.state[weight]["master"] = torch.full((3,), 1.0009765625)
+
+    def run() -> Any:
+        optimizer.state[weight]["master"].add_(1)
+        optimizer.param_groups[0]["lr"] *= 0.5
+        return [optimizer.state[weight]["master"].clone(), optimizer.param_groups[0]["lr"]]
+
+    assert compare_runs(run, state=[optimizer]).equal
+    assert optimizer.state[weight]["master"].tolist() == [1.0009765625] * 3
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_the_last_run_may_stay() -> None:
+    x = torch.zeros(2)
+    assert compare_runs(lambda: x.add_(1).clone(), state=[x], restore_after=False).equal
+    assert x.tolist() == [1.0, 1.0]
+
+
+def test_the_first_difference_is_named_with_index_and_ulps() -> None:
+    numbers = itertools.count()
+
+    def run() -> dict[str, Any]:
+        x = torch.ones(3, 4)
+        if next(numbers) == 2:
+            x[1, 2] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
+            x[2, 0] = 1.0 + 5 * 2**-23
+        return {"same": torch.ones(2), "other": [x, 1.0]}
+
+    comparison = compare_runs(run, runs=3)
+    first = comparison.first
+    assert first is not None
+    assert (comparison.other, first.name, first.index, first.count) == (2, "other.0", (1, 2), 2)
+    assert (first.kind, first.ulps, first.most_ulps) == ("value", 1, 5)
+    assert "other.0[1, 2]: 1.0 (0x3f800000) and 1.0000001192092896 (0x3f800001), 1 ulp apart" in comparison.lines()[1]
+    with pytest.raises(DeterminismError, match=r"1 of 3 values differ between run 0 and run 2: other\.0\[1, 2\]") as e:
+        comparison.require_equal()
+    assert len(e.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "kind", "ulps"),
+    [
+        (0x00000000, -0x80000000, "sign of zero", 0),
+        (0x7FC00000, 0x7FC00001, "nan", None),
+        (0x7FC00000, 0x3F800000, "nan", None),
+        (0x00000001, -0x7FFFFFFF, "value", 2),
+        (0x7F7FFFFF, 0x7F800000, "value", 1),
+    ],
+    ids=["zero", "payload", "nan_and_number", "subnormals", "infinity"],
+)
+def test_kinds(one: int, two: int, kind: str, ulps: int | None) -> None:
+    found = compare_tensors("x", bits(one), bits(two))
+    assert found is not None
+    assert (found.kind, found.ulps, found.index, found.count) == (kind, ulps, (0,), 1)
+
+
+def test_ulps_of_other_dtypes() -> None:
+    def distance(one: Any, two: Any) -> int | None:
+        found = compare_tensors("x", one, two)
+        assert found is not None
+        return found.ulps
+
+    largest = torch.tensor([torch.finfo(torch.float64).max], dtype=torch.float64)
+    assert distance(largest, -largest) == 2 * 0x7FEFFFFFFFFFFFFF
+    assert distance(torch.tensor([1.0]).bfloat16(), torch.tensor([1.0078125]).bfloat16()) == 1
+    assert distance(torch.tensor([1.0]).half(), torch.tensor([2.0]).half()) == 1024
+    fp8 = torch.tensor([1.0, 448.0]).to(torch.float8_e4m3fn)
+    assert distance(fp8[:1], torch.tensor([1.125]).to(torch.float8_e4m3fn)) == 1
+    assert distance(torch.tensor([1]), torch.tensor([2])) is None
+    assert compare_tensors("x", fp8, fp8.clone()) is None
+    with pytest.raises(ValueError, match="x: expected tensors of one dtype and shape"):
+        compare_tensors("x", fp8, fp8[:1])
+
+
+def test_other_differences_say_what_they_are() -> None:
+    answers = iter([{"a": torch.zeros(2), "b": 1, "c": -0.0}, {"a": torch.zeros(2, 1), "c": 0.0, "d": 1}])
+    found = compare_runs(lambda: next(answers)).differences
+    assert [(d.name, d.kind) for d in found] == [
+        ("a", "description"), ("b", "missing"), ("c", "sign of zero"), ("d", "missing")
+    ]  # fmt: skip
+    assert "shape (2,)" in str(found[0])
+
+
+def test_digests_alone_need_no_copies() -> None:
+    answers = iter([torch.zeros(2), torch.ones(2)])
+    first = compare_runs(lambda: next(answers), keep_values=False).first
+    assert first is not None
+    assert first.kind == "bits"
+    assert first.first.startswith("digest ")
+
+
+def test_what_cannot_be_restored_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"state: expected modules, tensors.* found int"):
+        compare_runs(lambda: 1, state=[3])
+    with pytest.raises(ValueError, match="runs: expected at least 2, found 1"):
+        compare_runs(lambda: 1, runs=1)
+
+
+def seeded(seed: int, process_dependent: bool = False) -> Any:
+    x = torch.randn(3, generator=torch.Generator().manual_seed(seed))
+    return {"x": x, "y": 1.5, "z": torch.tensor([1.0, float(os.getpid() if process_dependent else 2)])}
+
+
+def failing() -> None:
+    raise RuntimeError("no such data")
+
+
+def test_fresh_processes() -> None:
+    comparison = compare_processes(seeded, arguments={"seed": 4})
+    assert comparison.equal, comparison.lines()
+    assert comparison.runs[0] == digest_value(seeded(4))
+    found = compare_processes(seeded, arguments={"seed": 4, "process_dependent": True})
+    assert [(d.name, d.index, d.kind) for d in found.differences] == [("z", (1,), "value")]
+    expected = "process 0 of .*:failing: expected exit code 0, found 1: RuntimeError: no such data"
+    with pytest.raises(TuningError, match=expected):
+        compare_processes("test_bitexact_compare:failing")
+    with pytest.raises(ValueError, match=r"function: expected package\.module:name"):
+        compare_processes(lambda: 1)

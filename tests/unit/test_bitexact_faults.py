@@ -1,0 +1,191 @@
+"""Each planted fault is caught: by comparing two runs, and by name down to the op."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from planted_faults import AtomicAdd, AtomicBackward, NanPayload, SwappedZero  # noqa: E402
+
+stub_kernels = pytest.importorskip("stub_kernels")
+
+import tuning  # noqa: E402
+from tuning.bitexact import Bisection, bisect_runs, compare_runs  # noqa: E402
+
+
+class Net(torch.nn.Module):
+    """A block, what is planted, and a block."""
+
+    def __init__(self, planted: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+        self.planted = planted
+        self.after = torch.nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = self.planted(self.before(x))
+        x, *rest = x if isinstance(x, tuple) else (x,)
+        return self.after(x), rest
+
+
+def step(model: Any) -> Callable[[], Any]:
+    def run() -> dict[str, Any]:
+        for parameter in model.parameters():
+            parameter.grad = None
+        out, rest = model(torch.randn(33, 8))
+        loss = out.square().mean()
+        loss.backward()
+        return {"loss": loss, "rest": rest, "grads": {name: p.grad for name, p in model.named_parameters()}}
+
+    return run
+
+
+def both(planted: Any) -> tuple[Any, Bisection]:
+    model = Net(planted)
+    return compare_runs(step(model), state=[model]), bisect_runs(step(model), modules=model, state=[model])
+
+
+def test_without_a_fault_nothing_differs() -> None:
+    comparison, found = both(torch.nn.Dropout(0.5))
+    assert comparison.equal
+    assert found.equal, found.lines()
+    assert found.ops > 20
+    assert found.calls == 12  # six modules, forward and backward
+    assert found.lines() == [f"no difference in {found.ops} ops and 12 calls of modules"]
+
+
+def test_an_atomic_add_in_forward() -> None:
+    comparison, found = both(AtomicAdd())
+    assert comparison.first.kind == "value"
+    assert comparison.first.most_ulps > 0
+    assert found.op is not None
+    assert (found.op.kind, found.op.name, found.op.module) == ("op", "planted.atomic_add.default", "planted")
+    assert (found.op.phase, found.op.node) == ("forward", "")
+    assert found.module is not None
+    assert found.module.name == "planted"
+    assert "planted.atomic_add.default in planted, forward" in found.lines()[0]
+
+
+def test_an_atomic_add_in_backward() -> None:
+    comparison, found = both(AtomicBackward())
+    assert {d.name for d in comparison.differences} == {"grads.planted.table"}
+    assert found.module is None
+    assert found.op is not None
+    assert (found.op.name, found.op.phase) == ("planted.atomic_add.default", "backward")
+    assert found.op.node.endswith("GatherBackward")
+    assert found.result is not None
+    assert found.result.name == "grads.planted.table"
+
+
+def test_a_backward_that_differs_is_named_by_its_module() -> None:
+    class Noisy(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return AtomicSum.apply(x)
+
+    class AtomicSum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            places = torch.arange(len(gradient)) % 2
+            return torch.ops.planted.atomic_add(gradient, places, 2)[places]
+
+    _, found = both(Noisy())
+    assert found.module is None
+    assert found.backward is not None
+    assert (found.backward.name, found.backward.phase) == ("planted", "backward")
+
+
+@pytest.mark.parametrize(
+    ("planted", "kind", "index"),
+    [(NanPayload(), "nan", (1,)), (SwappedZero(), "sign of zero", (2,))],
+    ids=["nan_payload", "sign_of_zero"],
+)
+def test_a_write_behind_torch(planted: Any, kind: str, index: tuple[int, ...]) -> None:
+    comparison, found = both(planted)
+    assert [(d.name, d.kind, d.index) for d in comparison.differences] == [("rest.0", kind, index)]
+    assert found.op is not None
+    assert (found.op.kind, found.op.module) == ("outside of torch", "planted")
+    assert "after aten.zeros.default" in found.op.detail
+    assert "in planted" in found.op.detail
+
+
+def test_memory_that_was_never_written() -> None:
+    buffers = iter([1.0, 2.0])
+
+    class Unwritten(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            y = torch.empty(3)
+            y.detach().numpy()[:] = next(buffers)  # what happened to lie there
+            return x, y + 1
+
+    model = Net(Unwritten())
+    found = bisect_runs(step(model), modules=model, state=[model])
+    assert found.op is not None
+    assert (found.op.kind, found.op.name) == ("outside of torch", "aten.add.Tensor")
+    assert "aten.empty" in found.op.detail
+
+
+def test_another_sequence_of_ops() -> None:
+    runs = itertools.count()
+
+    class Branch(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.sin() if next(runs) == 0 else x.cos()
+
+    model = Net(Branch())
+    found = bisect_runs(step(model), modules=model, state=[model])
+    assert found.op is not None
+    assert (found.op.kind, found.op.name) == ("sequence", "aten.sin.default")
+    assert "aten.cos.default" in found.op.detail
+
+
+class Autotuned(torch.nn.Module):
+    """Sums by a kernel whose block size is the order of its additions; each run tunes it anew, as a process does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stub = stub_kernels.StubKernel(effect=self.sum)
+        self.times = itertools.cycle([{4: 1.0, 64: 2.0}, {4: 2.0, 64: 1.0}])
+        self.bench = stub_kernels.Bench(stub=stub)
+        self.tuner = stub_kernels.autotuner(stub_kernels.configs(4, 64), stub=stub, bench=self.bench)
+
+    @staticmethod
+    def sum(named: dict[str, Any]) -> None:
+        total = torch.zeros(())
+        for part in named["x"].split(named["BLOCK"]):
+            total += sum(part.unbind(), torch.zeros(()))
+        named["y"].numpy()[0] = total.item()
+
+    def forward(self, x: Any) -> Any:
+        out = torch.zeros(1)
+        self.bench.times = next(self.times)
+        self.tuner.cache.clear()
+        with torch.utils._python_dispatch._disable_current_modes():  # what a kernel does, torch does not see
+            stub_kernels.launch(self.tuner, x.detach().flatten(), out, x.numel(), True)
+        return x, out + 0
+
+
+def test_an_unpinned_kernel() -> None:
+    comparison, found = both(Autotuned())
+    assert [d.name for d in comparison.differences] == ["rest.0"]
+    assert comparison.first.ulps > 0
+    assert found.op is not None
+    assert (found.op.kind, found.op.module) == ("outside of torch", "planted")
+
+
+def test_the_same_kernel_pinned() -> None:
+    with tuning.install(tuning.AutotunePolicy(mode="pinned", modules=("stub_kernels",))) as installed:
+        comparison, found = both(Autotuned())
+        assert comparison.equal, comparison.lines()
+        assert found.equal, found.lines()
+        assert installed.choices
+        assert installed.benchmarks == 0

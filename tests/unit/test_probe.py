@@ -1,0 +1,389 @@
+"""Bit classes observed by replaying launches: planted differences are found, and the run does not feel the probe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuning.bitexact._probe_classes import (
+    CandidateProbe,
+    InputProbe,
+    KeyProbe,
+    contradictions,
+    deciding_fields,
+    partition,
+    refined,
+)
+from tuning.bitexact._probe_inputs import input_names
+from tuning.bitexact.probe import Probe, compare_probes, read_probe, write_probe
+from tuning.errors import TableError
+from tuning.spec import Key, LaunchConfig
+
+TESTS = Path(__file__).parents[1]
+
+RUN = """
+import json, sys
+sys.path[:0] = sys.argv[1:3]
+from tuning.interpreter import use_interpreter
+use_interpreter()
+import probe_kernels as k
+import torch
+import tuning
+from tuning.bitexact.probe import probe_launches, probe_steps
+
+SCOPE = lambda name: name.startswith("probe_kernels")
+tuning.install(tuning.AutotunePolicy(mode="pinned", modules=("probe_kernels",)))
+n = 200
+x = k.numbers(n)
+wide = k.numbers(4 * n).to(torch.float16)
+felt = {}
+state = torch.get_rng_state()
+with probe_launches(SCOPE, inputs=5) as probe:
+    total = torch.empty(1)
+    k.total[(1,)](x, total, n)
+    out = torch.full((n + 8,), 7.0)
+    k.double[k.grid](x, out[4:-4], n)
+    felt["double"] = bool(torch.equal(out[4:-4], x * 2) and (out[:4] == 7).all() and (out[-4:] == 7).all())
+    y = torch.ones(n)
+    k.add_to[k.grid](x, y, n)
+    felt["in place, once"] = bool(torch.equal(y, x + 1))
+    shared = x.clone()
+    k.double[k.grid](shared, shared, n)
+    felt["shared memory"] = bool(torch.equal(shared, x * 2))
+    k.all_but_last[k.grid](x, torch.zeros(n), n)
+    k.signed_zero[k.grid](x, torch.zeros(n + 1), n)
+    k.racy[k.grid](x, torch.ones(1), torch.zeros(n), n)
+    k.racy_throughout[k.grid](x, torch.ones(1), torch.zeros(n), n)
+    value = k.sum_by_blocks(x)
+    k.double[k.grid](x, out[4:-4], n)
+    k.double[k.grid](x[:128], out[4:132], 128)
+felt["random state"] = bool(torch.equal(state, torch.get_rng_state()))
+felt["best config"] = k.double.best_config is not None and k.double.best_config.kwargs["BLOCK"] == 32
+felt["benchmarks"] = tuning.benchmarks_run()
+before = len(probe.keys)
+k.double[k.grid](wide, torch.zeros_like(wide), 4 * n)
+felt["nothing after the block"] = len(probe.keys) == before
+
+steps = probe_steps(lambda i: {"sum": k.sum_by_blocks(k.numbers(n, i))}, SCOPE, inputs=3)
+flags = iter(range(100))
+unsteady = probe_steps(lambda i: {"sum": k.sum_by_blocks(x) + next(flags)}, SCOPE)
+alone = k.double.fn.run
+print(json.dumps({
+    "probe": probe.to_json(),
+    "invariant": probe.config_invariant,
+    "listed": probe.contradicted(("probe_kernels.total", "probe_kernels.double")),
+    "racy": probe.contradicted(("probe_kernels.racy", "probe_kernels.racy_throughout")),
+    "felt": felt,
+    "steps": [each.to_json() for each in steps],
+    "unsteady": [each.to_json() for each in unsteady],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    pytest.importorskip("torch")
+    from tuning.interpreter import numpy_problem
+
+    triton = pytest.importorskip("triton")
+    if numpy_problem(triton.__version__):
+        pytest.skip("this numpy does not work with the interpreter of this Triton")
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", RUN, str(TESTS.parent), str(TESTS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "CI": ""})
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def probes(found: dict[str, Any], kernel: str) -> list[KeyProbe]:
+    rows = [KeyProbe.from_json(row) for row in found["probe"]["keys"]]
+    return [row for row in rows if row.kernel == f"probe_kernels.{kernel}"]
+
+
+def test_the_run_does_not_feel_the_probe(found):
+    felt = dict(found["felt"])
+    assert felt.pop("benchmarks") == 0
+    assert len(felt) == 6
+    assert all(felt.values()), felt
+
+
+def test_an_order_of_summation_makes_classes(found):
+    (probe,) = probes(found, "total")
+    assert [len(group) for group in probe.classes] == [1, 1, 1, 1]
+    assert probe.tried == 5
+    assert len(probe.distances) == 6
+    assert all(distance.ulps >= 1 for distance in probe.distances)
+    assert (probe.written, probe.in_place) == (("out",), ())
+    assert deciding_fields(probe.classes).separate == ("BLOCK",)
+
+
+def test_each_input_alone_tells_orders_of_summation_apart(found):
+    (probe,) = probes(found, "total")
+    assert [len(set(each.outputs)) > 1 for each in probe.inputs] == [True] * 5
+    assert len({each.digest for each in probe.inputs}) == 5
+
+
+def test_elementwise_arithmetic_is_one_class(found):
+    for probe in probes(found, "double"):
+        assert probe.single
+        assert probe.verdict == "no difference observed on 5 inputs"
+    assert set(deciding_fields(probe.classes).free) == {"BLOCK", "num_warps"}
+
+
+def test_each_form_of_launch_is_probed_once(found):
+    """The views of one buffer, the memory shared by both arguments, and the shorter one; the second launch is known."""
+    assert len(probes(found, "double")) == 3
+    assert len({probe.form for probe in probes(found, "double")}) == 3
+
+
+def test_an_argument_that_is_read_and_written_is_not_poisoned(found):
+    (probe,) = probes(found, "add_to")
+    assert probe.in_place == probe.written == ("y",)
+    assert probe.single
+
+
+def test_an_element_left_unwritten_shows(found):
+    (probe,) = probes(found, "all_but_last")
+    assert len(probe.classes) == 2
+
+
+def test_the_sign_of_a_zero_shows_and_is_one_ulp(found):
+    (probe,) = probes(found, "signed_zero")
+    assert len(probe.classes) == 2
+    assert [distance.ulps for distance in probe.distances] == [1.0]
+
+
+def test_a_candidate_that_differs_from_itself_is_racy_and_in_no_class(found):
+    (probe,) = probes(found, "racy")
+    assert [config.kwargs for config in probe.racy] == [(("BLOCK", "64"),)]
+    assert probe.classes == ((LaunchConfig.build({"BLOCK": 32}, num_stages=probe.candidates[0].config.num_stages),),)
+    assert not probe.single
+
+
+def test_a_kernel_whose_candidates_are_all_racy_is_no_silent_case(found):
+    (probe,) = probes(found, "racy_throughout")
+    assert probe.verdict == "all 2 launchable candidates are racy: each differs from itself"
+    assert len(found["racy"]) == 2
+    before = replace(probe, candidates=tuple(replace(each, racy=False, group=0) for each in probe.candidates))
+    before = replace(before, inputs=(InputProbe("captured", "x=1", True, ("o=0",)),))
+    (line,) = contradictions([before], [probe])
+    assert "differs from itself" in line
+
+
+def test_nothing_is_claimed_of_a_kernel_whose_best_config_is_read(found):
+    (probe,) = probes(found, "partial_sums")
+    assert not probe.claims
+    assert probe.judged_by == "nothing"
+    assert "reads best_config" in probe.verdict
+
+
+def test_the_caller_judges_it_over_whole_steps(found):
+    (probe,) = (KeyProbe.from_json(row) for row in found["steps"])
+    assert probe.judged_by == "caller"
+    assert [len(group) for group in probe.classes] == [1, 1, 1]
+    assert probe.tried == 3
+    assert {distance.groups for distance in probe.distances} == {(0, 1), (0, 2), (1, 2)}
+
+
+def test_a_step_that_differs_from_itself_claims_nothing(found):
+    (probe,) = (KeyProbe.from_json(row) for row in found["unsteady"])
+    assert not probe.claims
+    assert "differs from itself" in probe.verdict
+
+
+def test_config_invariant_names_are_proposed_and_contradicted(found):
+    assert found["invariant"] == ["probe_kernels.add_to", "probe_kernels.double"]
+    (line,) = found["listed"]
+    assert line.startswith("probe_kernels.total is listed in config_invariant")
+    assert "4 classes" in line
+
+
+# --- as data ----------------------------------------------------------------------------------------------------------
+
+
+def config(block: int, **fields: Any) -> LaunchConfig:
+    return LaunchConfig.build({"BLOCK": block}, **fields)
+
+
+def key_probe(groups: list[list[LaunchConfig]], **fields: Any) -> KeyProbe:
+    candidates = tuple(CandidateProbe(each, number) for number, group in enumerate(groups) for each in group)
+    inputs = (InputProbe("captured", "x=1", True, tuple(f"o={number}" for number in range(len(groups)))),)
+    values = {"source_hash": "ab" * 8, "form": "f" * 16, "arch": "sm90", "compiler": "c", "inputs": inputs, **fields}
+    place = [values.pop(name) for name in ("source_hash",)]
+    key = values.pop("key", Key.of({"n": 1}, {"x": "float32"}))
+    form, arch, compiler = (values.pop(name) for name in ("form", "arch", "compiler"))
+    return KeyProbe("p.kernel", *place, key, form, arch, compiler, "kernel", "", candidates, **values)
+
+
+def test_partition_numbers_by_first_appearance():
+    assert partition(["b", None, "a", "b"]) == (0, None, 1, 0)
+
+
+def test_classes_of_several_forms_are_refined():
+    a, b, c = config(1), config(2), config(4)
+    assert refined([key_probe([[a, b, c]]), key_probe([[a], [b, c]])]) == ((a,), (b, c))
+    assert refined([key_probe([[a, b, c]]), key_probe([[a, b]])]) == ((a, b),)
+    assert refined([]) == ()
+
+
+def test_the_fewest_fields_that_fix_the_class():
+    rows = [[config(1, num_warps=4), config(1, num_warps=8)], [config(2, num_warps=4), config(2, num_warps=8)]]
+    fields = deciding_fields(rows)
+    assert (fields.separate, fields.free, fields.by) == (("BLOCK",), ("num_warps",), ("BLOCK",))
+    crossed = [[config(1, num_warps=4), config(2, num_warps=8)], [config(1, num_warps=8), config(2, num_warps=4)]]
+    assert deciding_fields(crossed).by == ("BLOCK", "num_warps")
+
+
+def test_contradictions_are_bound_to_source_and_compiler():
+    a, b = config(1), config(2)
+    before, now = key_probe([[a, b]]), key_probe([[a], [b]])
+    (line,) = contradictions([before], [now])
+    assert "now they fall into 2 classes" in line
+    assert contradictions([now], [before]) == ()
+    for other in ({"compiler": "d"}, {"source_hash": "cd" * 8}, {"form": "0" * 16}, {"arch": "sm80"}):
+        assert contradictions([key_probe([[a, b]], **other)], [now]) == ()
+
+
+def test_a_probe_reads_back(tmp_path):
+    probe = Probe("sm90", "device", 132, "c", [key_probe([[config(1)], [config(2)]])])
+    write_probe(tmp_path / "p.json", probe)
+    assert read_probe(tmp_path / "p.json") == probe
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda data: data.update(format="table"), "$.format"),
+        (lambda data: data.update(schema_version=2), "$.schema_version"),
+        (lambda data: data.update(arch=None), "$.arch"),
+        (lambda data: data["keys"][0].pop("form"), "$.keys[0]"),
+        (lambda data: data["keys"][0].update(more=1), "$.keys[0]"),
+        (lambda data: data["keys"][0]["candidates"][0].update(config={}), "$.keys[0]"),
+    ],
+)
+def test_what_is_no_probe_is_refused_with_its_place(tmp_path, change, where):
+    data = Probe("sm90", "device", 132, "c", [key_probe([[config(1)], [config(2)]])]).to_json()
+    change(data)
+    (tmp_path / "p.json").write_text(json.dumps(data))
+    with pytest.raises(TableError) as caught:
+        read_probe(tmp_path / "p.json")
+    assert caught.value.where == where
+
+
+def test_inputs_are_named():
+    assert input_names(1) == ("captured",)
+    assert input_names(5) == ("captured", "random 0", "magnitudes 0", "random 1", "magnitudes 1")
+
+
+# --- two probes -------------------------------------------------------------------------------------------------------
+
+
+def test_two_devices_classes_and_bits_are_told_apart():
+    a, b, c = config(1), config(2), config(4)
+    here, there = key_probe([[a, b], [c]]), key_probe([[a, b], [c]])
+    (pair,) = compare_probes([here], [there])
+    assert pair.agrees
+    assert str(pair) == "same classes; same bits for 3 of 3 candidates on 1 inputs"
+    other_bits = replace(there, inputs=(InputProbe("captured", "x=1", True, ("o=0", "o=9")),))
+    (pair,) = compare_probes([here], [other_bits])
+    assert (pair.same_classes, pair.agrees, pair.differing) == (True, False, (c,))
+    (pair,) = compare_probes([here], [key_probe([[a], [b, c]])])
+    assert (pair.same_classes, pair.agrees) == (False, False)
+    other_input = replace(there, inputs=(InputProbe("captured", "x=2", True, ("o=0", "o=9")),))
+    (pair,) = compare_probes([here], [other_input])
+    assert str(pair) == "same classes; no input was the same, so bits were not compared"
+    (pair,) = compare_probes([here], [key_probe([[a, b], [c]], source_hash="cd" * 8)])
+    assert str(pair) == "the kernel's source differs"
+    assert compare_probes([here], [key_probe([[a]], form="0" * 16)]) == ()
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tuning.interpreter import use_interpreter
+use_interpreter()
+import probe_kernels as k
+import torch
+
+x = k.numbers(200)
+print("the program speaks")
+k.total[(1,)](x, torch.empty(1), 200)
+k.double[k.grid](x, torch.empty(200), 200)
+
+def step(index):
+    return {"sum": k.sum_by_blocks(k.numbers(200, index))}
+
+step(0)
+"""
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "tuning", "probe", *arguments]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS.parent)}
+    return subprocess.run(program, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+
+
+def test_the_command_probes_a_program_and_compares(tmp_path, found):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    flags = ("--triton-autotune-modules", "probe_kernels", "--triton-autotune-config-invariant", "probe_kernels.total")
+    run = ("--inputs", "2", "--step", "step", "--classes", "tables", *flags)
+    first = command(tmp_path, "--json", "--out", "a.json", *run, "--", "script.py", str(TESTS))
+    assert first.returncode == 1, first.stderr
+    assert "the program speaks" in first.stderr
+    document = json.loads(first.stdout)
+    assert document["config_invariant"] == ["probe_kernels.double"]
+    assert document["contradicted"][0].startswith("probe_kernels.total is listed")
+    probe = read_probe(tmp_path / "a.json")
+    assert [each.judged_by for each in probe.keys] == ["kernel", "kernel", "caller"]
+    table = json.loads((tmp_path / "tables/cpu/probe_kernels.json").read_text())
+    assert {row["kernel"]: len(row["classes"]) for row in table["entries"]} == {
+        "probe_kernels.double": 1,
+        "probe_kernels.partial_sums": 3,
+        # Listed as config-invariant, so the run left it to the clock: there is no pin to write classes beside.
+    }
+    assert document["without_classes"][0].startswith("probe_kernels.total")
+
+    merged = [
+        replace(each, candidates=tuple(replace(one, group=0) for one in each.candidates), inputs=each.inputs[:1])
+        for each in probe.keys[:1]
+    ]
+    claims = replace(merged[0], inputs=(replace(merged[0].inputs[0], outputs=merged[0].inputs[0].outputs[:1]),))
+    write_probe(tmp_path / "claims.json", Probe(probe.arch, "", 0, probe.compiler, [claims]))
+    contradicted = command(
+        tmp_path, "--against", "claims.json", "--out", "b.json", *flags, "--", "script.py", str(TESTS)
+    )
+    assert contradicted.returncode == 1
+    assert "bit classes are contradicted: probe_kernels.total" in contradicted.stderr
+    assert not (tmp_path / "b.json").exists()
+
+    same = command(tmp_path, "--compare", "a.json", "a.json")
+    assert same.returncode == 0, same.stderr
+    assert "3 of 3 keys agree" in same.stdout
+    differs = command(tmp_path, "--compare", "a.json", "claims.json")
+    assert differs.returncode == 1
+    assert "0 of 1 key agree" in differs.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected --out FILE and a program"),
+        (["--out", "f"], "expected --out FILE and a program"),
+        (["--out", "f", "--", "no_such_file.py"], "no_such_file.py cannot be run"),
+        (["--out", "f", "--triton-autotune-mode", "auto", "-m", "json"], "expected mode pinned, found 'auto'"),
+    ],
+)
+def test_what_is_called_wrongly(tmp_path, arguments, message, capsys, monkeypatch):
+    from tuning.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["probe", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,194 @@
+"""Where two values differ first: by name, index, bits and distance in ulps.
+
+The ulp distance of two floats is how many floats of their dtype lie between them, plus one: the finite numbers and
+infinities in order, both zeros at one place. So ``0.0`` and ``-0.0`` are at distance 0 and still differ: the kind says
+``sign of zero``. A NaN is at no distance from anything.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tuning.bitexact.digest import Digest, Digests
+from tuning.spec import Json
+
+__all__ = ["Difference", "DifferenceKind", "compare_tensors", "differences"]
+
+DifferenceKind = Literal["missing", "description", "value", "sign of zero", "nan", "bits"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One value that two runs computed differently.
+
+    Attributes:
+        name: dotted name of the value.
+        kind: ``missing``: one run lacks it; ``description``: dtype, shape, strides or layout; ``value``: numbers
+            differ; ``sign of zero``; ``nan``: a NaN's payload, or a NaN against a number; ``bits``: the bytes differ
+            and the values are not at hand, or are no numbers.
+        index: of the first element that differs, in row-major order; empty for a single value.
+        count: how many elements differ; 0 where that is not known.
+        first: that element in the first run, its bits in hexadecimal, or the description.
+        second: the same of the other run.
+        ulps: distance of the first elements that differ; None where there is none.
+        most_ulps: the largest distance of all elements; None where there is none.
+    """
+
+    name: str
+    kind: DifferenceKind
+    index: tuple[int, ...] = ()
+    count: int = 0
+    first: str = ""
+    second: str = ""
+    ulps: int | None = None
+    most_ulps: int | None = None
+
+    def __str__(self) -> str:
+        place = f"[{', '.join(map(str, self.index))}]" if self.index else ""
+        text = f"{self.name}{place}: {self.first} and {self.second}"
+        if self.ulps is not None:
+            text += f", {self.ulps} ulp apart"
+        if self.kind not in ("value", "description"):
+            text += f" ({self.kind})"
+        if self.count > 1:
+            most = f", at most {self.most_ulps} ulp" if self.most_ulps is not None else ""
+            text += f"; {self.count} elements differ{most}"
+        return text
+
+    def to_json(self) -> Json:
+        """JSON form."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "index": list(self.index),
+            "count": self.count,
+            "first": self.first,
+            "second": self.second,
+            "ulps": self.ulps,
+            "most_ulps": self.most_ulps,
+        }
+
+
+def differences(
+    first: Digests, second: Digests, values: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
+) -> tuple[Difference, ...]:
+    """Every name whose digests differ, in the first run's order.
+
+    Args:
+        first: digests of one run.
+        second: digests of the other.
+        values: what both runs computed, by the same names, as far as it was kept.
+    """
+    return tuple(_difference(name, first.get(name), second.get(name), values) for name in first.differing(second))
+
+
+def _difference(
+    name: str, one: Digest | None, two: Digest | None, values: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> Difference:
+    if one is None or two is None:
+        first, second = (str(found) if found else "absent" for found in (one, two))
+        return Difference(name, "missing", first=first, second=second)
+    fields = one.differing(two)
+    if fields != ("content",):
+        first, second = (", ".join(f"{f} {getattr(d, f)}" for f in fields if f != "content") for d in (one, two))
+        return Difference(name, "description", first=first, second=second)
+    if not one.layout:
+        return _plain_difference(name, one, two)
+    kept = [side[name] for side in values if name in side]
+    if len(kept) == 2:
+        found = compare_tensors(name, *kept)
+        if found is not None:
+            return found
+    return Difference(name, "bits", first=f"digest {one.content}", second=f"digest {two.content}")
+
+
+def _plain_difference(name: str, one: Digest, two: Digest) -> Difference:
+    if one.dtype == "float":
+        import torch
+
+        pair = [
+            torch.tensor([struct.unpack(">q", bytes.fromhex(found.content))[0]]).view(torch.float64)
+            for found in (one, two)
+        ]
+        found = compare_tensors(name, *pair)
+        if found is not None:
+            return Difference(name, found.kind, (), 1, found.first, found.second, found.ulps, found.ulps)
+    return Difference(name, "bits", (), 1, one.content, two.content)
+
+
+def compare_tensors(name: str, first: Any, second: Any) -> Difference | None:
+    """The first element of two tensors whose bits differ, or None where all bytes are equal.
+
+    The tensors stay where they are: an index and the two elements come to the host. A ``DTensor`` is compared by its
+    local shard, and the index is the index in that.
+
+    Raises:
+        ValueError: the tensors differ in dtype or shape.
+    """
+    import torch
+
+    pair = [t.to_local() if hasattr(t, "to_local") else t for t in (first, second)]
+    pair = [torch.as_tensor(t).detach().resolve_conj().resolve_neg() for t in pair]
+    if pair[0].dtype != pair[1].dtype or pair[0].shape != pair[1].shape:
+        found = " and ".join(f"{t.dtype} {list(t.shape)}" for t in pair)
+        raise ValueError(f"{name}: expected tensors of one dtype and shape, found {found}")
+    if pair[0].layout != torch.strided or pair[0].is_nested:
+        return None  # what differs is told by the digest alone
+    if pair[0].is_complex():
+        pair = [torch.view_as_real(t) for t in pair]
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = [t.contiguous().view(integers[t.element_size()]).flatten() for t in pair]
+    bits[1] = bits[1].to(bits[0].device)
+    places = (bits[0] != bits[1]).nonzero().flatten()
+    if places.numel() == 0:
+        return None
+    at = int(places[0])
+    flat = [t.contiguous().flatten() for t in pair]
+    kind, ulps, most = _distance([t[places.to(t.device)] for t in flat], [b[places] for b in bits])
+    index = []
+    for size in reversed(pair[0].shape):
+        at, here = divmod(at, size)
+        index.append(here)
+    place = int(places[0])
+    shown = [_shown(t[place : place + 1]) for t in flat]
+    return Difference(name, kind, tuple(reversed(index)), places.numel(), shown[0], shown[1], ulps, most)
+
+
+def _shown(element: Any) -> str:
+    import torch
+
+    raw = bytes(element.cpu().view(torch.uint8).tolist())
+    bits = f"0x{raw[::-1].hex()}"
+    if not element.dtype.is_floating_point or element.dtype.itemsize == 1:
+        value = element.to(torch.float32) if element.dtype.is_floating_point else element
+        return f"{value.item()!r} ({bits})"
+    return f"{element.item()!r} ({bits})"
+
+
+def _distance(values: list[Any], bits: list[Any]) -> tuple[DifferenceKind, int | None, int | None]:
+    """Kind and ulp distance of the first of these elements, and the largest distance."""
+    import torch
+
+    dtype = values[0].dtype
+    if not dtype.is_floating_point or str(dtype).startswith(("torch.float4", "torch.float8_e8m0")):
+        return "bits", None, None
+    numbers = [v.to(torch.float64 if dtype.itemsize == 8 else torch.float32).to(bits[0].device) for v in values]
+    nan = numbers[0].isnan() | numbers[1].isnan()
+    zero = (numbers[0] == 0) & (numbers[1] == 0)
+    # Sign and magnitude to an integer that grows with the float; both zeros become 0.
+    mask = (1 << (8 * dtype.itemsize - 1)) - 1
+    ordered = []
+    for found in bits:
+        wide = found.to(torch.int64)
+        ordered.append(torch.where(wide < 0, -(wide & mask), wide))
+    low, high = torch.minimum(*ordered), torch.maximum(*ordered)
+    # The difference of two float64 may need 64 bits without a sign: what wraps is read as such.
+    apart = (high - low).masked_fill(nan, 0)
+    smallest = -(1 << 63)
+    most = (int((apart ^ smallest).max()) ^ smallest) % (1 << 64)
+    if bool(nan[0]):
+        return "nan", None, most or None
+    return "sign of zero" if bool(zero[0]) else "value", int(apart[0]) % (1 << 64), most
