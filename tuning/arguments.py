@@ -21,6 +21,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tuning._words import a_few
 from tuning.errors import PolicyError
 from tuning.policy import AutotunePolicy, PolicyField, policy_fields, shown
 
@@ -273,7 +274,7 @@ def _find_section(loader: Any, file: str) -> tuple[int, Any]:
         loader.flatten_mapping(root)  # the section may come through a merge key
         found = _keys_named(_SECTION, root.value)
     if not found:
-        names = ", ".join(key.value for key, _ in pairs if key.id == "scalar") or "nothing"
+        names = a_few([key.value for key, _ in pairs if key.id == "scalar"]) or "nothing"
         expected = f"a section {_SECTION!r} at the top level"
         raise PolicyError(f"{file}: expected {expected}, found {names}", value=file, expected=expected)
     if len(found) > 1:

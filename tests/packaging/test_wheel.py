@@ -94,8 +94,7 @@ def entries_in_the_repository() -> dict[str, int]:
 
 
 def test_there_are_tables_to_ship() -> None:
-    assert {"sm100", "sm103"} <= set(ARCHS)
-    assert all(count > 0 for count in entries_in_the_repository().values())
+    assert {arch for arch, count in entries_in_the_repository().items() if count > 0} >= {"sm90", "sm100", "sm103"}
 
 
 def test_an_installed_wheel_loads_every_table(installed: Path, tmp_path: Path) -> None:

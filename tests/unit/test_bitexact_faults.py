@@ -160,13 +160,15 @@ class Autotuned(torch.nn.Module):
 
     @staticmethod
     def sum(named: dict[str, Any]) -> None:
-        total = torch.zeros(())
-        for part in named["x"].split(named["BLOCK"]):
-            total += sum(part.unbind(), torch.zeros(()))
-        named["y"].numpy()[0] = total.item()
+        # Of several scalings, so that on no CPU all sums happen to round alike in both orders.
+        scaled = named["x"] * torch.arange(1, 1 + len(named["y"])).unsqueeze(1)
+        total = torch.zeros(len(scaled))
+        for part in scaled.split(named["BLOCK"], dim=1):
+            total += sum(part.unbind(1), torch.zeros(len(scaled)))
+        named["y"].numpy()[:] = total.numpy()
 
     def forward(self, x: Any) -> Any:
-        out = torch.zeros(1)
+        out = torch.zeros(24)
         self.bench.times = next(self.times)
         self.tuner.cache.clear()
         with torch.utils._python_dispatch._disable_current_modes():  # what a kernel does, torch does not see

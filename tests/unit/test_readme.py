@@ -289,8 +289,34 @@ print(type(mode_from_args(args)).__name__)
     assert printed.splitlines() == ["pinned True", "DeterministicMode"]
 
 
+NET = """
+import itertools
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+runs = itertools.count()
+
+def step():
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 8) {fault}).sum()
+    loss.backward()
+    optimizer.step()
+    return {{"loss": loss.detach()}}
+"""
+
+
+def test_runs_are_compared_and_the_first_op_that_differs_is_named(tmp_path: Path):
+    equal = run_block(NET.format(fault="") + blocks("python")[5], cwd=tmp_path).splitlines()
+    assert equal[0] == "1 values equal bit for bit in 2 runs"
+    assert re.fullmatch("[0-9a-f]{32,}", equal[-1])
+    lines = run_block(NET.format(fault="+ next(runs)") + blocks("python")[5], cwd=tmp_path).splitlines()
+    assert lines[0] == "1 of 1 values differ between run 0 and run 1"
+    assert any(line.startswith("first op that differs: aten.add.Tensor, forward") for line in lines)
+
+
 def test_every_python_block_is_run_above():
-    assert len(blocks("python")) == 5
+    assert len(blocks("python")) == 6
 
 
 def test_the_yaml_section_is_the_policy_of_the_python_block():
@@ -428,8 +454,13 @@ def test_the_time_that_a_check_waits_is_the_one_said():
 def test_tables_that_ship_are_the_ones_named():
     sentence = re.findall(r"Tables for (.*?) come with", " ".join(README.split()))[0]
     named = set(re.findall(r"`(\w+)`", sentence))
-    shipped = {(path.parent.name, path.stem) for path in (ROOT / "tables").glob("*/*.json")}
+    tables = {path: json.loads(path.read_text()) for path in (ROOT / "tables").glob("*/*.json")}
+    shipped = {(path.parent.name, path.stem) for path, document in tables.items() if document["entries"]}
     assert named == {arch for arch, _ in shipped}
+    also = re.findall(r"and for these, (.*?) lists of configs that are known to be wrong", PROSE)[0]
+    assert named | set(re.findall(r"`(\w+)`", also)) == {
+        path.parent.name for path, document in tables.items() if document["denied"]
+    }
     without = re.findall(r"come with the library \((.*?)\) get `cheapest` everywhere", PROSE)[0].split(", ")
     assert without
     assert named.isdisjoint(without)
