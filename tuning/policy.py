@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -348,10 +349,18 @@ def _choices(hint: object) -> tuple[str, ...]:
     return tuple(found)
 
 
+_BRIEFLY = reprlib.Repr()
+_BRIEFLY.maxlevel = 3
+_BRIEFLY.maxdict = _BRIEFLY.maxlist = _BRIEFLY.maxset = _BRIEFLY.maxfrozenset = _BRIEFLY.maxtuple = 12
+_BRIEFLY.maxstring = _BRIEFLY.maxother = _BRIEFLY.maxlong = 120
+
+
 def shown(value: object) -> str:
     """``value`` for an error message: its repr, on one line, cut where it is long."""
     try:
-        text = " ".join(repr(value).splitlines())
+        # A few lines of YAML, each naming the one before several times, stand for thousands of millions of items.
+        container = isinstance(value, (dict, list, set, frozenset, tuple))
+        text = " ".join((_BRIEFLY.repr(value) if container else repr(value)).splitlines())
     except Exception:
         # Somebody else's repr may raise, and that of an int of thousands of digits does.
         return f"<{type(value).__name__} that cannot be printed>"
