@@ -131,7 +131,7 @@ class Manifest:
         autotuners: every autotuner that was launched, by kernel.
         notices: (kind, message) of each warning about a choice, such as ``stale_source`` where the kernel's source has
             changed since an entry was made; the message names the kernel. The kinds are those of
-            :class:`tuning.selection.Notice`.
+            :class:`tuning.selection.Notice`; ``compiled`` names each kernel that was traced into a compiled graph.
     """
 
     library: str

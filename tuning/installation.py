@@ -621,7 +621,9 @@ class Installation:
             arches = sorted({choice.arch for choice in session.choices})
             kernels = {each.kernel.qualified_name: each.kernel.source_hash for each in session.reached_facts}
             benchmarks = dict(session.benchmarks)
-            notices = sorted((kind, message) for _, kind, message in session.said)
+            notices = [(kind, message) for _, kind, message in session.said]
+            told = {kernel for kernel, kind, _ in session.said if kind == "compiled"}
+            notices += [("compiled", f"{name} is traced into a compiled graph") for name in session.compiled - told]
         return build_manifest(
             library=_version("triton-tuning") or __version__,
             mode=self.mode,

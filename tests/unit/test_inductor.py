@@ -87,7 +87,8 @@ def test_a_symbolic_key_value_gets_the_wildcard_and_is_reported(seen: Any) -> No
     assert second["configs"] == []  # one graph serves both
     key = 'n={"opaque":"torch.SymInt"} x:float32 y:float32'
     assert got["choices"] == [["plain", key, "BLOCK=128 num_warps=4 num_stages=3", "wildcard"]]
-    ((kind, message),) = got["notices"]
+    traced, (kind, message) = got["notices"]
+    assert traced == ["compiled", "__main__.plain is traced into a compiled graph"]
     assert kind == "symbolic_key"
     assert "plain: n is not known" in message
     assert message in seen["log"]
@@ -101,7 +102,7 @@ def test_a_constexpr_key_value_is_known_however_dynamic_the_shapes(seen: Any) ->
         ("n=1000", "exact"),
         ("n=2000", "wildcard"),
     ]
-    assert got["notices"] == []
+    assert got["notices"] == [["compiled", "__main__.constant_key is traced into a compiled graph"]]
 
 
 def test_a_changed_pin_takes_effect_in_code_that_is_compiled_already_and_removal_restores(seen: Any) -> None:
