@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
-import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from bench.lines import take_output
 
 SHAPE = {"blocks": 1, "width": 4096, "heads": 32, "dstate": 128, "experts": 4, "seqlen": 4096, "batch": 1}
 """The SSD keys of this model are those of the sm90 table: 128 heads of 64, state 128, chunks of 128, in bfloat16."""
@@ -165,13 +165,7 @@ def main() -> None:
     parser.add_argument("--empty", type=Path, required=True, help="folder of no tables")
     parser.add_argument("--compile", help="SHARE/OF")
     options = parser.parse_args()
-    lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed is no line of ours
-
-    def say(**fields: Any) -> None:
-        lines.write(json.dumps(fields) + "\n")
-        lines.flush()
-
+    say = take_output()
     began = time.perf_counter()
     if options.device == "cpu":
         from tuning.interpreter import stand_in_for_cuda, use_interpreter

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import gc
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 
 from bench import results
 from bench.cost import Worker
+from bench.lines import take_output
 
 SIDES = ("timed", "table", "cheapest")
 DEADLINE_S = 95.0
@@ -139,13 +139,7 @@ def worker() -> None:
     parser.add_argument("--empty", type=Path, required=True, help="folder of no tables")
     parser.add_argument("--compile", help="SHARE/OF")
     options = parser.parse_args()
-    lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed is no line of ours
-
-    def say(**fields: Any) -> None:
-        lines.write(json.dumps(fields) + "\n")
-        lines.flush()
-
+    say = take_output()
     import tuning
     import tuning.tables
 

@@ -7,22 +7,16 @@ candidates are compiled, while ``triton-tuning warmup`` compiles the one that a 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import warnings
-from typing import Any
+
+from bench.lines import take_output
 
 
 def main() -> None:
     """Entry point."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what packages print
-
-    def answer(**fields: Any) -> None:
-        answers.write(json.dumps(fields) + "\n")
-        answers.flush()
-
+    answer = take_output()
     warnings.simplefilter("ignore")
     from bench import record_stand_in
     from bench.workloads.steps import import_package

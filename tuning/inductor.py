@@ -39,9 +39,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ._inductor_timed import Unpinnable, unpinnable
+from ._patches import Patch, take_back
 from .errors import TuningError
 
 __all__ = ["SUPPORTED_TORCH", "CompiledKernels", "Unpinnable", "unpinnable"]
@@ -59,13 +60,6 @@ _RULES = "torch._dynamo.trace_rules"
 _NAMESPACES_WITHOUT_KERNELS = frozenset(("_c10d_functional", "aten", "inductor", "prim", "prims"))
 
 _Trace = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
-
-
-class _Patch(NamedTuple):
-    owner: Any
-    name: str
-    original: Any
-    replacement: Any
 
 
 class _Unknown:
@@ -88,7 +82,7 @@ class CompiledKernels:
         self._trace = trace
         self._constexprs = constexprs
         self._fingerprint = fingerprint
-        self._patches: dict[str, _Patch] = {}
+        self._patches: dict[str, Patch] = {}
         self._watcher: _Watcher | None = None
         self._rules: tuple[Any, str] | None = None
         self._active = False
@@ -113,16 +107,7 @@ class CompiledKernels:
 
     def undo(self) -> None:
         """Take the patches back. One that somebody else has patched over stays, and passes through."""
-        for patch in reversed(self._patches.values()):
-            if vars(patch.owner).get(patch.name) is patch.replacement:
-                setattr(patch.owner, patch.name, patch.original)
-            else:
-                logger.warning(
-                    "%s.%s was patched by somebody else after installation and is left alone; "
-                    "ours beneath it now passes every call through",
-                    patch.owner.__qualname__,
-                    patch.name,
-                )
+        take_back(reversed(self._patches.values()))
         self._retire()
         _forget_compiled_code()
 
@@ -140,7 +125,7 @@ class CompiledKernels:
                 rules._recompile_re()
 
     def _replace(
-        self, theirs: _Patch | None, module: ModuleType, owner_name: str, name: str, make: Callable[[Any], Any]
+        self, theirs: Patch | None, module: ModuleType, owner_name: str, name: str, make: Callable[[Any], Any]
     ) -> None:
         if not self._active:
             return
@@ -162,12 +147,12 @@ class CompiledKernels:
             return
         original = theirs.original if theirs is not None and found is theirs.replacement else found
         replacement = functools.wraps(original)(make(original))
-        self._patches[module.__name__] = _Patch(owner, name, original, replacement)
+        self._patches[module.__name__] = Patch(owner, name, original, replacement)
         setattr(owner, name, replacement)
 
     # -- tracing --
 
-    def _be_skipped(self, theirs: _Patch | None, module: Any) -> None:
+    def _be_skipped(self, theirs: Patch | None, module: Any) -> None:
         """Keep Dynamo, where it breaks the graph at a launch, from compiling the frames of this library."""
         if self._active and hasattr(module, "add") and hasattr(module, "SKIP_DIRS"):
             count = len(module.SKIP_DIRS)
@@ -175,7 +160,7 @@ class CompiledKernels:
             if len(module.SKIP_DIRS) > count:
                 self._rules = (module, module.SKIP_DIRS[-1])
 
-    def _patch_tracer(self, theirs: _Patch | None, module: ModuleType) -> None:
+    def _patch_tracer(self, theirs: Patch | None, module: ModuleType) -> None:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def call_triton_kernel(hopifier: Any, variable: Any, args: Any, kwargs: Any, tx: Any) -> Any:
                 # torch calls itself with autotuners that it makes of the first one: that one alone has the key.
@@ -220,7 +205,7 @@ class CompiledKernels:
 
     # -- caches --
 
-    def _patch_caches(self, theirs: _Patch | None, module: ModuleType) -> None:
+    def _patch_caches(self, theirs: Patch | None, module: ModuleType) -> None:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def __init__(details: Any, *args: Any, **kwargs: Any) -> None:
                 original(details, *args, **kwargs)

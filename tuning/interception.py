@@ -42,12 +42,13 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from ._launch_arguments import CannotBeCopied, Copies, form_name, launch_form
 from ._launch_key import KeyReader, constexpr_names
 from ._launch_specialization import identity, jit_function, parameters, read_launch
 from ._launch_within import Within, capturing, rehearse
+from ._patches import ABSENT, Patch, take_back
 from .errors import UnsupportedTritonError
 from .spec import FALLBACK_PREFIX, CandidateTiming, Choice, Json, Kernel, Key, LaunchConfig, TuningRecord, dtype_name
 
@@ -449,17 +450,6 @@ class _Plan:
                 self.entries[raw] = entry
 
 
-class _Patch(NamedTuple):
-    owner: Any
-    name: str
-    original: Any
-    replacement: Any
-
-
-_ABSENT = object()
-"""In place of an original: the attribute was inherited, and is deleted to restore it."""
-
-
 def _named_like(original: Any, replacement: Any) -> Any:
     replacement.__name__ = original.__name__
     replacement.__qualname__ = original.__qualname__
@@ -525,7 +515,7 @@ class Interception:
         self._stand_ins: dict[int, tuple[Any, dict[int, Any]]] = {}
         self._stand_in_ids: set[int] = set()
         self._resource_errors = resource_errors()
-        self._patches: list[_Patch] = []
+        self._patches: list[Patch] = []
         self._successors: Mapping[str, Callable[..., Any]] = {}
         self._active = False
         self._collector = threading.local()
@@ -553,7 +543,7 @@ class Interception:
         for owner, name, make in makers:
             over = taken_over.get((owner, name))
             original = vars(owner)[name] if over is None else over.original
-            patches.append(_Patch(owner, name, original, _named_like(original, make(original))))
+            patches.append(Patch(owner, name, original, _named_like(original, make(original))))
         patches.append(self._watch_subclasses(Autotuner, taken_over.get((Autotuner, "__init_subclass__"))))
         self._patches = patches
         self._active = True
@@ -565,22 +555,22 @@ class Interception:
             names = {patch.name for place, patch in taken_over.items() if place[0] is Autotuner}
             previous._retire({each.name: each.replacement for each in patches[:3] if each.name in names})
 
-    def _watch_subclasses(self, base: Any, over: _Patch | None) -> _Patch:
+    def _watch_subclasses(self, base: Any, over: Patch | None) -> Patch:
         """Reach the ``run`` of a subclass that is defined from now on and never calls Triton's."""
-        original = vars(base).get("__init_subclass__", _ABSENT) if over is None else over.original
+        original = vars(base).get("__init_subclass__", ABSENT) if over is None else over.original
 
         def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
-            if original is _ABSENT:
+            if original is ABSENT:
                 super(base, cls).__init_subclass__(**kwargs)
             else:
                 original.__get__(None, cls)(**kwargs)
             run = vars(cls).get("run")
             if self._active and run is not None and not _calls_through(run):
-                patch = _Patch(cls, "run", run, _named_like(run, self._make_closed_run(run)))
+                patch = Patch(cls, "run", run, _named_like(run, self._make_closed_run(run)))
                 cls.run = patch.replacement
                 self._patches.append(patch)
 
-        return _Patch(base, "__init_subclass__", original, classmethod(__init_subclass__))
+        return Patch(base, "__init_subclass__", original, classmethod(__init_subclass__))
 
     def _retire(self, successors: Mapping[str, Callable[..., Any]]) -> None:
         self._successors = successors
@@ -591,22 +581,14 @@ class Interception:
 
     def undo(self) -> None:
         """Take the patches back, last first. One that somebody else has patched over stays, and passes through."""
-        for patch in reversed(self._patches):
-            if vars(patch.owner).get(patch.name) is patch.replacement:
-                if patch.original is _ABSENT:
-                    delattr(patch.owner, patch.name)
-                else:
-                    setattr(patch.owner, patch.name, patch.original)
-            else:
-                logger.warning(
-                    "%s.%s was patched by somebody else after installation and is left alone; "
-                    "ours beneath it now passes every call through",
-                    patch.owner.__qualname__,
-                    patch.name,
-                )
+        take_back(reversed(self._patches))
         self._retire({})
 
     # -- plans --
+
+    def _plan_of(self, autotuner: Any) -> _Plan:
+        plan = self._plans.get(id(autotuner))
+        return plan if plan is not None and plan.is_of(autotuner) else self._plan(autotuner)
 
     def _plan(self, autotuner: Any) -> _Plan:
         read = facts(autotuner)
@@ -663,9 +645,7 @@ class Interception:
         def warmup(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not interception._active:
                 return interception._successors.get("warmup", original)(self, *args, **kwargs)
-            plan = interception._plans.get(id(self))
-            if plan is None or not plan.is_of(self):
-                plan = interception._plan(self)
+            plan = interception._plan_of(self)
             if plan.treatment != "pinned":
                 return original(self, *args, **kwargs)
             return interception._pinned_warmup(original, plan, self, args, kwargs)
@@ -704,9 +684,7 @@ class Interception:
 
     def _closed_run(self, original: Callable[..., Any], autotuner: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Let a subclass launch in its own way, on a shadow that has the chosen candidate alone."""
-        plan = self._plans.get(id(autotuner))
-        if plan is None or not plan.is_of(autotuner):
-            plan = self._plan(autotuner)
+        plan = self._plan_of(autotuner)
         kind = f"{type(autotuner).__module__}.{type(autotuner).__qualname__}"
         if not plan.pinned or len(autotuner.configs) == 1:
             if plan.treatment == "record":
@@ -764,9 +742,7 @@ class Interception:
             return self._successors.get("run", original)(autotuner, *args, **kwargs)
         if id(autotuner) in self._stand_in_ids:
             return original(autotuner, *args, **kwargs)  # a traced graph that is run as it is: chosen already
-        plan = self._plans.get(id(autotuner))
-        if plan is None or not plan.is_of(autotuner):
-            plan = self._plan(autotuner)
+        plan = self._plan_of(autotuner)
         if plan.treatment == "ignore" or len(autotuner.configs) == 1:
             return original(autotuner, *args, **kwargs)
         try:
@@ -1097,9 +1073,7 @@ class Interception:
         """
         if not self._active or len(autotuner.configs) < 2:
             return None
-        plan = self._plans.get(id(autotuner))
-        if plan is None or not plan.is_of(autotuner):
-            plan = self._plan(autotuner)
+        plan = self._plan_of(autotuner)
         key = plan.reader.typed(args, kwargs) if plan.pinned else None
         self._callbacks.traced(plan.kernel.qualified_name, plan.treatment, key)
         if key is None:

@@ -111,8 +111,9 @@ class Notice:
     """Something about a decision that a user should hear of once.
 
     Attributes:
-        kind: ``denied``, ``not_a_candidate``, ``stale_source``, ``other_triton``, ``other_arch``,
-            ``block_sizes_unmatched`` or ``unranked``.
+        kind: here ``denied``, ``not_a_candidate``, ``stale_source``, ``other_triton``, ``other_arch``,
+            ``block_sizes_unmatched`` or ``unranked``; an installation adds ``miss``, ``reduced_at_import``,
+            ``class_evidence``, ``compiled`` and ``symbolic_key``.
         message: one line: what, where, and what follows from it.
     """
 

@@ -287,6 +287,7 @@ def load_tables(arch: str, table_path: Sequence[str | os.PathLike[str]] = (), *,
         arch: Triton's target, such as ``sm90``. An arch for which nothing is packaged is no error.
         table_path: folders laid out as ``FOLDER/<arch>/<package>.json``. One that has tables for other archs only is no
             error either.
+        neighbours: with the tables of every other arch that these folders have, see :meth:`Tables.beside`.
 
     Raises:
         TableError: a folder does not exist or is not laid out so, or a file of this arch is not a sound table.

@@ -230,5 +230,5 @@ def test_hostile_files_take_bounded_time_and_memory(read: Any, place: Path) -> N
     for data in hostile():
         if not (read is read_as_journal and not data.strip(b"\0")):  # zeros are what a power loss leaves of a journal
             assert not outcome(read, place, data) or read is read_as_policy
-    assert time.process_time() - started < 60
+    assert time.process_time() - started < 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10
