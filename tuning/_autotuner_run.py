@@ -61,8 +61,7 @@ def join_manifests(infos: Iterable[AutotunerInfo], manifests: Sequence[Manifest]
             uses.setdefault(use.kernel, use)
         for launch in manifest.choices:
             launches.setdefault(launch.kernel, []).append(launch)
-        notices = [message for kind, message in manifest.notices if kind in ("compiled", "symbolic_key")]
-        compiled |= {message.split(" ", 1)[0].removesuffix(":") for message in notices}
+        compiled |= {message.partition(" ")[0] for kind, message in manifest.notices if kind == "compiled"}
     listed = {info.kernel for info in infos}
     joined = [_reached(info, uses.get(info.kernel)) for info in infos]
     for kernel in sorted((uses.keys() | launches.keys() | compiled) - listed):

@@ -55,6 +55,7 @@ __all__ = [
     "install",
     "load_state_dict",
     "maybe_verify_choices",
+    "package_versions",
     "process_rank",
     "state_dict",
     "uninstall",
@@ -106,8 +107,8 @@ def _version(distribution: str) -> str:
         return ""
 
 
-def _package_versions(modules: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Versions of the distributions that provide the packages in scope, by top-level package."""
+def package_versions(modules: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Versions of the distributions that provide the packages of these modules, by top-level package."""
     wanted = sorted({module.partition(".")[0] for module in modules})
     providers = importlib.metadata.packages_distributions()
     return tuple(
@@ -452,7 +453,7 @@ class _Session:
             triton=self.triton,
             torch=_version("torch"),
             python=platform.python_version(),
-            packages=_package_versions(self.policy.modules) if touch_device else (),
+            packages=package_versions(self.policy.modules) if touch_device else (),
             rank=rank,
             world_size=world_size,
             host=socket.gethostname(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from ..checking import modules_of
 from ..errors import InventoryError, TableError
+from ..installation import package_versions
 from ..interception import supported_triton
 from ..inventory import AutotunerInfo, Inventory, take_inventory
 from ..tables import TableFile, bundled_folder, read_table
@@ -98,7 +98,7 @@ def installed_autotuners(files: Iterable[TableFile]) -> Installed:
             still = {problem.module for problem in inventory.problems}
             for module in [name for name in failed if name.startswith(f"{package}.") and name not in still]:
                 del failed[module]
-    return Installed(tuple(found.values()), failed, triton, _versions(tables))
+    return Installed(tuple(found.values()), failed, triton, dict(package_versions(modules_of(tables))))
 
 
 def package_autotuners(files: Iterable[TableFile]) -> tuple[AutotunerInfo, ...]:
@@ -109,15 +109,6 @@ def package_autotuners(files: Iterable[TableFile]) -> tuple[AutotunerInfo, ...]:
         if isinstance(inventory, Inventory):
             found.update((info.kernel, info) for info in inventory.autotuners)
     return tuple(found.values())
-
-
-def _versions(files: Iterable[TableFile]) -> dict[str, str]:
-    providers = importlib.metadata.packages_distributions()
-    return {
-        package: ", ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(providers[package])))
-        for package in {module.partition(".")[0] for module in modules_of(files)}
-        if package in providers
-    }
 
 
 def _inventory(name: str) -> Inventory | str:
