@@ -112,9 +112,36 @@ def half() -> Any:
     return seen
 
 
+@triton.autotune(configs(16, 32), key=["n"])
+@triton.jit
+def update(x, y, n, BLOCK: tl.constexpr):
+    """Adds x to y where y is, and nothing restores y after a run that was timed."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(y + offsets, tl.load(y + offsets, mask) + tl.load(x + offsets, mask), mask)
+
+
+def checked(folder: str, name: str, check: str) -> Any:
+    """Record one kernel; what it left, and the notes of the journal."""
+    from tuning.journal import find_journals, read_journal
+
+    kernel = {"half": write_half, "update": update, "in_place": add_in_place, "hook": accumulate}[name]
+    policy = tuning.AutotunePolicy(
+        record_path=os.path.join(folder, name), modules=("interpreted_cases",), check_outputs=bool(check)
+    )
+    seen = []
+    with tuning.install(policy):
+        for _ in range(2):
+            x, y = torch.ones(32), torch.zeros(32)
+            kernel[lambda meta: (triton.cdiv(32, meta["BLOCK"]),)](x, y, 32)
+            seen.append([float(y[0]), float(y[31])])
+    (path,) = find_journals([os.path.join(folder, name)])
+    return [seen, [record.note for record in read_journal(path).records if record.timings]]
+
+
 def main(name: str, *arguments: str) -> None:
     """Print what a case gave."""
-    result = {"in_place": in_place, "hooks": hooks, "half": half}[name](*arguments)
+    result = {"in_place": in_place, "hooks": hooks, "half": half, "checked": checked}[name](*arguments)
     print(json.dumps({"result": result, "timed": len(timed), "triton": triton.__version__}))
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from . import manifest as manifest_module
 from ._check_classes import with_class
+from ._launch_outputs import watch_outputs
 from ._launch_replay import compiler_identity
 from ._selection_classes import Freedom, freedom
 from .errors import DeterminismError, PolicyError, TuningError
@@ -475,7 +476,11 @@ class Installation:
         self.mode = policy.effective_mode(deterministic=self.deterministic)
         self._session = _Session(policy, self.mode)
         self._verifier = Verifier()
-        self._interception = Interception(self._session, near_ties=near_ties if policy.remeasure else None)
+        self._interception = Interception(
+            self._session,
+            near_ties=near_ties if policy.remeasure else None,
+            outputs=watch_outputs if policy.check_outputs else None,
+        )
         self._compiled = CompiledKernels(
             self._interception.trace, self._interception.constexprs, self._session.fingerprint
         )

@@ -373,6 +373,7 @@ class Callbacks(Protocol):
 
 
 _NearTies = Callable[[Sequence["Sequence[float] | None"]], Sequence[int]]
+_WatchOutputs = Callable[[Any, Kernel, "tuple[Any, ...]", Any], "Callable[[Any], str] | None"]
 
 
 class _Entry:
@@ -500,15 +501,20 @@ class Interception:
         callbacks: what decides and what is told.
         near_ties: which candidates recording times again, given each one's times, or None where it failed; None to
             leave all as they are found.
+        outputs: looks at the arguments of a launch that recording is about to time; see
+            :func:`tuning._launch_outputs.watch_outputs`.
 
     Raises:
         UnsupportedTritonError: see :func:`supported_triton`. Nothing was changed.
     """
 
-    def __init__(self, callbacks: Callbacks, *, near_ties: _NearTies | None = None) -> None:
+    def __init__(
+        self, callbacks: Callbacks, *, near_ties: _NearTies | None = None, outputs: _WatchOutputs | None = None
+    ) -> None:
         supported_triton()
         self._callbacks = callbacks
         self._near_ties = near_ties
+        self._watch_outputs = outputs
         self._plans: dict[int, _Plan] = {}
         self._plans_lock = threading.Lock()
         # By the autotuner that is traced, which is kept so that no other gets its id: what is traced for it, by config.
@@ -1134,10 +1140,15 @@ class Interception:
             if self._near_ties is not None:
                 shadow.cache = _SettledWinners(collect, self._near_ties)
             shadow.do_bench = collect.do_bench
+            compare = self._outputs_of(plan, autotuner, args, kwargs)
+            note = ""
             previous = getattr(self._collector, "collect", None)
             self._collector.collect = collect
             try:
-                return original(shadow, *args, **kwargs)
+                result = original(shadow, *args, **kwargs)
+                if compare is not None and shadow.cache:
+                    note = self._checked(plan, key, compare, shadow.best_config)
+                return result
             finally:
                 self._collector.collect = previous
                 if shadow.cache:
@@ -1149,7 +1160,29 @@ class Interception:
                             setattr(autotuner, name, shadow.__dict__[name])
                     plan.slots[slot] = (tuple(collect.timings), winner)
                     timings = tuple(collect.timings)
-                    self._keep_record(plan, autotuner, key, timings, winner, args, kwargs, shared=False)
+                    self._keep_record(plan, autotuner, key, timings, winner, args, kwargs, shared=False, note=note)
+
+    def _outputs_of(
+        self, plan: _Plan, autotuner: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Callable[[Any], str] | None:
+        if self._watch_outputs is None:
+            return None
+        try:
+            return self._watch_outputs(autotuner, plan.kernel, args, kwargs)
+        except Exception as error:  # no memory for copies, say
+            logger.warning("%s: outputs are not checked: %s", plan.kernel.qualified_name, _one_line(error))
+            return None
+
+    @staticmethod
+    def _checked(plan: _Plan, key: Key, compare: Callable[[Any], str], winner: Any) -> str:
+        """What the look at the outputs found; that it failed, where it did: the recording is worth keeping."""
+        try:
+            note = compare(winner)
+        except Exception as error:
+            note = f"the outputs could not be checked: {_one_line(error)}"
+        if note:
+            logger.warning("%s [%s]: %s", plan.kernel.qualified_name, key, note)
+        return note
 
     def _keep_record(
         self,
@@ -1162,13 +1195,14 @@ class Interception:
         kwargs: Any,
         *,
         shared: bool,
+        note: str = "",
     ) -> None:
         arch = current_arch()
         choice = Choice(plan.kernel.qualified_name, key, winner, "timed", None, arch)
         plan.unkeyed[key.text] = plan.reader.unkeyed(args, kwargs)
         self._register(plan, _Entry(winner, key, None), args, kwargs, choice)
         seen = self._new_specialization(plan, autotuner, key, args, kwargs)
-        record = TuningRecord(plan.kernel, key, arch, timings, LaunchConfig.of(winner), shared, seen)
+        record = TuningRecord(plan.kernel, key, arch, timings, LaunchConfig.of(winner), shared, seen, note)
         self._callbacks.recorded(record)
 
     @staticmethod

@@ -163,6 +163,17 @@ class AutotunePolicy:
     """Whether record mode settles near ties by timing them again, interleaved. Its benchmarks take several times as
     long, its compiling as long as ever."""
 
+    check_outputs: bool = field(
+        default=False,
+        metadata={
+            "kind": "switch",
+            "help": "while recording, run each winner once more on copies of the arguments as they were before timing, "
+            "and report where its outputs are not its own; needs record_path (default: no)",
+        },
+    )
+    """Whether record mode checks that a winner's outputs do not rest on what other candidates wrote while being timed.
+    It holds copies of a launch's tensors meanwhile. What it finds is logged and stands in the journal."""
+
     on_miss: OnMiss = field(
         default="cheapest",
         metadata={
@@ -261,13 +272,14 @@ class AutotunePolicy:
                 self.record_path,
                 then="drop it, or set mode to 'record'",
             )
-        if self.remeasure and self.record_path is None:
-            raise _refusal(
-                "remeasure",
-                "False, since nothing is recorded without a record_path",
-                True,
-                then="give a record_path, or drop remeasure",
-            )
+        for name in ("remeasure", "check_outputs"):
+            if getattr(self, name) and self.record_path is None:
+                raise _refusal(
+                    name,
+                    "False, since nothing is recorded without a record_path",
+                    True,
+                    then=f"give a record_path, or drop {name}",
+                )
         if self.chaos and self.mode != "pinned":
             raise _refusal(
                 "chaos",

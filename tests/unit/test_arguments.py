@@ -18,8 +18,8 @@ from tuning.errors import PolicyError
 from tuning.policy import AutotunePolicy, policy_fields
 
 KEYS = (
-    "mode, modules, config_invariant, table_path, record_path, remeasure, on_miss, block_sizes, verify_every, "
-    "verify_strict, enumerate_autotuners, manifest_path, within_class, chaos"
+    "mode, modules, config_invariant, table_path, record_path, remeasure, check_outputs, on_miss, block_sizes, "
+    "verify_every, verify_strict, enumerate_autotuners, manifest_path, within_class, chaos"
 )
 
 
@@ -59,6 +59,7 @@ def test_the_flag_list_is_frozen():
         ("--triton-autotune-table-path", "*", "FOLDER", None),
         ("--triton-autotune-record-path", None, "PREFIX", None),
         ("--triton-autotune-remeasure --no-triton-autotune-remeasure", 0, None, None),
+        ("--triton-autotune-check-outputs --no-triton-autotune-check-outputs", 0, None, None),
         ("--triton-autotune-on-miss", None, None, ("cheapest", "nearest", "model", "error")),
         ("--triton-autotune-block-sizes", "*", "NAME=VALUE", None),
         ("--triton-autotune-verify-every", None, "STEPS", None),

@@ -119,8 +119,9 @@ CASES = (
     ),
     case(
         "triton-lang/triton#9230",
-        "two configs that write one half each: pinned, the fault shows on every launch",
+        "two configs that write one half each: pinned, the fault shows; recording runs the winner alone and reports it",
         ("interp", HERE + "a_kernel_that_is_wrong_under_each_config_shows_it"),
+        ("interp", HERE + "outputs_that_a_winner_owes_to_other_candidates_are_reported_while_recording"),
     ),
     case(
         "triton-lang/triton#10596",
@@ -454,12 +455,12 @@ interpreted = pytest.mark.skipif(
 )
 
 
-def interpret(*arguments: str) -> Any:
+def interpret(*arguments: str, timed: int = 0) -> Any:
     program = [sys.executable, "-W", "ignore", str(TESTS / "interpreted_cases.py"), *arguments]
     result = subprocess.run(program, capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 0, result.stderr[-2000:]
     document = json.loads(result.stdout)
-    assert document["timed"] == 0
+    assert document["timed"] == timed
     assert document["triton"] == triton.__version__
     return document["result"]
 
@@ -472,6 +473,32 @@ def test_an_update_in_place_runs_once_a_launch_and_is_never_reset() -> None:
 @interpreted
 def test_a_kernel_that_is_wrong_under_each_config_shows_it() -> None:
     assert interpret("half") == [[1.0, 0.0], [1.0, 0.0]]
+
+
+@interpreted
+def test_outputs_that_a_winner_owes_to_other_candidates_are_reported_while_recording(tmp_path: Path) -> None:
+    seen, (note,) = interpret("checked", str(tmp_path), "half", "yes", timed=2)
+    assert seen == [[1.0, 1.0], [1.0, 0.0]], "the fault is hidden in the first launch alone"
+    assert "16 of 32 elements of argument 'y', first at (16,): 1.0 after timing, 0.0 when it runs alone" in note
+
+
+@interpreted
+def test_a_kernel_that_timing_has_updated_again_and_again_is_reported_while_recording(tmp_path: Path) -> None:
+    seen, (note,) = interpret("checked", str(tmp_path), "update", "yes", timed=2)
+    assert seen == [[3.0, 3.0], [1.0, 1.0]]
+    assert "32 of 32 elements of argument 'y', first at (0,): 3.0 after timing, 1.0 when it runs alone" in note
+
+
+@interpreted
+@pytest.mark.parametrize("kernel", ["in_place", "hook"])
+def test_outputs_that_are_reset_or_restored_while_timing_are_the_winners_own(tmp_path: Path, kernel: str) -> None:
+    seen, notes = interpret("checked", str(tmp_path), kernel, "yes", timed=2)
+    assert (seen, notes) == ([[1.0, 1.0], [1.0, 1.0]], [""])
+
+
+@interpreted
+def test_outputs_are_not_checked_unasked(tmp_path: Path) -> None:
+    assert interpret("checked", str(tmp_path), "half", "", timed=2)[1] == [""]
 
 
 @interpreted

@@ -39,6 +39,7 @@ def test_the_default_policy():
         "table_path": (),
         "record_path": None,
         "remeasure": False,
+        "check_outputs": False,
         "on_miss": "cheapest",
         "block_sizes": (),
         "verify_every": 0,
