@@ -28,20 +28,30 @@ _NUMBER = r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,30})?(?:e-?\d{1,2})?"
 _STRING = r'"[^"\\\x00-\x1f]*"'
 _PLAIN = r'"[^"\\\x00-\x1f,]*"'
 _SCALAR = rf"(?:{_PLAIN}|{_INTEGER}|true|false|null)"
-_ANY = rf"(?:{_STRING}|{_NUMBER}|true|false|null)"
-_FREE = rf"(?:{_ANY}|\[\]|\[{_ANY}(?:, {_ANY})*\]|\{{{_NAME}: {_ANY}(?:, {_NAME}: {_ANY})*\}})"
 _DTYPE = r'"\w+"'
-_TYPED = {
-    "reported_by|date|note": _STRING,
-    "measured": "(?:true|false)",
-    "ranks": _INTEGER,
+_STRINGS = rf"\[(?:{_STRING}(?:, {_STRING})*)?\]"
+# Members of evidence that the recorder, the importers and reports write, in the order in which a canonical file has
+# them. Each may stand there once, in this order, so that none can be doubled; a line with any other is the strict
+# reader's.
+_EVIDENCE = {
+    "agreement": _INTEGER,
     "best_ms": _NUMBER,
+    "candidates": _INTEGER,
+    "confidence": _STRING,
+    "date": _STRING,
+    "devices": _STRINGS,
+    "hosts": _INTEGER,
+    "measured": "(?:true|false)",
+    "note": _STRING,
+    "ranks": _INTEGER,
+    "recordings": _INTEGER,
+    "regret": rf'\{{"median": {_NUMBER}, "worst": {_NUMBER}\}}',
+    "reported_by": _STRING,
+    "rule": _STRING,
     "runner_up_ms": f"(?:{_NUMBER}|null)",
-    "probe": "(?!)",  # it has lists inside: the strict reader's
+    "shared": "(?:true|false)",
+    "tied": _INTEGER,
 }
-_EVIDENCE = "|".join(
-    [rf'"(?:{names})": {value}' for names, value in _TYPED.items()] + [rf'"(?!(?:{"|".join(_TYPED)})")\w+": {_FREE}']
-)
 
 
 def _object(member: str) -> str:
@@ -52,13 +62,14 @@ def _object(member: str) -> str:
 def _line(package: str) -> re.Pattern[str]:
     values, dtypes = _object(f"{_NAME}: {_SCALAR}"), _object(f"{_NAME}: {_DTYPE}")
     sequence = _object(_DTYPE)
+    evidence = "".join(rf'(?:"{name}": {value}(?:, (?!\}})|(?=\}})))?' for name, value in _EVIDENCE.items())
     return re.compile(
         rf'\{{"kernel": "({re.escape(package)}(?:\.[\w<>]+)+)", '
         rf'"key": (?:"\*"|\{{({values})\}}, "dtypes": (?:\{{({dtypes})\}}|\[({sequence})\])), '
         rf'"config": \{{"kwargs": \{{({values})\}}, "num_warps": (?:1|2|4|8|16|32|64), "num_stages": (?:0|{_COUNT})'
         rf'(?:, "num_ctas": {_COUNT})?(?:, "maxnreg": {_COUNT})?\}}, '
         r'(?:"source_hash": "[0-9a-f]{8,128}", )?'
-        rf'"evidence": \{{((?:{_EVIDENCE})(?:, (?:{_EVIDENCE}))*)\}}\}}',
+        rf'"evidence": \{{(?!\}}){evidence}\}}\}}',
         re.ASCII,
     )
 
@@ -145,21 +156,25 @@ def _scan(data: bytes, file: str | None, arch: str, package: str) -> LoadedFile 
         return None
     lines: dict[str, list[str]] = {}
     seen: set[int] = set()
-    distinct: set[str] = set()
+    # Dtypes and parameters are few different texts, while keys differ in each line.
+    dtypes_of: dict[str | None, frozenset[str] | None] = {None: None}
+    parameters = {""}
     match = _line(package).fullmatch
     names = _MEMBER_NAMES.findall
     for line in text[start + len(_START) : end].split(",\n"):
         found = match(line)
         if found is not None:
-            kernel, key, dtypes, sequence, kwargs, evidence = found.groups()
-            # Dtypes and parameters are few different texts; keys and evidence differ in each line.
-            new = [part for part in (dtypes, kwargs) if part and part not in distinct]
-            if _each_once([names(part) for part in (*new, key, evidence) if part]):
-                distinct.update(new)
+            kernel, key, dtypes, sequence, kwargs = found.groups()
+            if (
+                (not key or _each_once(names(key)))
+                and (dtypes in dtypes_of or _each_once(names(dtypes or "")))
+                and (kwargs in parameters or _each_once(names(kwargs)))
+            ):
+                parameters.add(kwargs)
+                if dtypes not in dtypes_of:
+                    dtypes_of[dtypes] = frozenset(_members(dtypes))
                 identity = _identity(
-                    kernel,
-                    None if key is None else key.split(", "),
-                    sequence if dtypes is None else frozenset(dtypes.split(", ")),
+                    kernel, None if key is None else _members(key), sequence if dtypes is None else dtypes_of[dtypes]
                 )
             else:
                 found = None
@@ -178,8 +193,12 @@ def _scan(data: bytes, file: str | None, arch: str, package: str) -> LoadedFile 
     return LoadedFile(head, lines)
 
 
-def _each_once(lists: list[list[str]]) -> bool:
-    return all(len(set(names)) == len(names) for names in lists)
+def _each_once(names: list[str]) -> bool:
+    return len(set(names)) == len(names)
+
+
+def _members(text: str) -> list[str]:
+    return text.split(", ") if text else []
 
 
 def _identity(kernel: str, key: Iterable[str] | None, dtypes: object) -> int:

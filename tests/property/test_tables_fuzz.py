@@ -185,6 +185,21 @@ ROWS = (
     Entry(
         "pack.k", None, None, None, LaunchConfig.build({"B": 1}), {"reported_by": "me", "ranks": 8, "x": [1, "a, b"]}
     ),
+    Entry(
+        "pack.k3",
+        None,
+        None,
+        None,
+        LaunchConfig.build({"B": 1}),
+        {
+            "best_ms": 0.5,
+            "devices": ["a, b", "c"],
+            "regret": {"median": 0.0, "worst": 0.25},
+            "runner_up_ms": None,
+            "shared": True,
+            "tied": 0,
+        },
+    ),
     Entry("pack.k", (("a", "10"), ("b", '"x, y"')), (("p", "int8"),), None, LaunchConfig.build({}), {"best_ms": 0.5}),
     Entry(
         "pack.k",

@@ -688,6 +688,21 @@ class TestFastLoading:
             with pytest.raises(TableError, match="the same as in"):
                 load(twice, "f", "sm90", "pack")
 
+    @pytest.mark.parametrize("members", [({}, {"p": "int8"}), ({"a": 1}, {}), ({}, {})])
+    def test_duplicates_without_members_are_found_in_any_spelling(self, members: tuple[Any, Any]) -> None:
+        data = table_bytes(table(keyed(*members))).decode()
+        line = next(row for row in data.split("\n") if row.startswith('{"kernel"'))
+        for second in (line, line.replace('"me"', '"m\\u0065"')):
+            twice = data.replace(line, f"{line},\n{second}").encode()
+            with pytest.raises(TableError, match="the same as in"):
+                load(twice, "f", "sm90", "pack")
+
+    def test_evidence_has_each_member_once(self) -> None:
+        data = table_bytes(table(entry())).decode()
+        for twice in ('"reported_by": "me", "reported_by": "me"', '"reported_by": "me", "zz": 1, "zz": 2'):
+            with pytest.raises(TableError, match="once|twice|duplicate"):
+                load(data.replace('"reported_by": "me"', twice).encode(), "f", "sm90", "pack")
+
     def test_bytes_that_are_no_text(self) -> None:
         data = table_bytes(table(entry())).replace(b'"me"', b'"m\xff"')
         with pytest.raises(TableError, match="expected UTF-8, found the byte 0xff"):
