@@ -700,7 +700,7 @@ class TestFastLoading:
     def test_evidence_has_each_member_once(self) -> None:
         data = table_bytes(table(entry())).decode()
         for twice in ('"reported_by": "me", "reported_by": "me"', '"reported_by": "me", "zz": 1, "zz": 2'):
-            with pytest.raises(TableError, match="once|twice|duplicate"):
+            with pytest.raises(TableError, match=r"once|twice|duplicate"):
                 load(data.replace('"reported_by": "me"', twice).encode(), "f", "sm90", "pack")
 
     def test_bytes_that_are_no_text(self) -> None:
