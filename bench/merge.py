@@ -59,7 +59,7 @@ def model(keys: int) -> tuple[Environment, list[TuningRecord]]:
 def write_files(folder: str, ranks: Sequence[int], keys: int) -> None:
     """Write the journals of some ranks."""
     environment, records = model(keys)
-    bodies = [msgpack.unpackb(encode_record(record, "")) for record in records]
+    bodies = [msgpack.unpackb(encode_record(record, "")[0]) for record in records]
     for rank in ranks:
         chance = random.Random(rank)
         frames = [pack_frame(encode_environment(replace(environment, rank=rank, host=f"host{rank // 8}"), ""))]

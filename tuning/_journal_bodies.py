@@ -10,8 +10,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +20,7 @@ import msgpack
 from tuning._journal_frames import MAX_BODY
 from tuning._journal_measurements import Identity, Measurement
 from tuning.errors import JournalError
-from tuning.spec import Environment, Json, Kernel, Key, LaunchConfig, TuningRecord, canonical_json
+from tuning.spec import CandidateTiming, Environment, Json, Kernel, Key, LaunchConfig, TuningRecord, canonical_json
 
 __all__ = [
     "MAX_DEPTH",
@@ -42,6 +42,7 @@ MAX_DEPTH = 16
 """Deepest nesting of a key value, a config parameter or a specialization; tables take no deeper one either."""
 
 _MAX_ERROR_TEXT = 1000
+_FEWEST_KEPT = 64  # of a record too long for a frame; less would say little
 # Kernel and arch name the file that a merge writes, so neither may be able to be a path elsewhere.
 _ARCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
 _KERNEL = re.compile(r"[^\W\d]\w*(\.[^\s.]+)+")
@@ -68,7 +69,9 @@ def encode_environment(environment: Environment, path: str) -> bytes:
         body = _pack({"kind": "journal", "schema": SCHEMA_VERSION, "environment": values})
         decode(body)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise JournalError(f"journal {path}: this environment cannot be written: {error}", file=path) from error
+        raise JournalError(
+            f"journal {path}: this environment cannot be written: {error}", file=path, permanent=True
+        ) from error
     return body
 
 
@@ -77,25 +80,69 @@ def _config_json(config: LaunchConfig) -> Json:
     return {**values, "kwargs": [list(p) for p in config.kwargs], "extra": [list(p) for p in config.extra]}
 
 
-def encode_record(record: TuningRecord, path: str) -> bytes:
-    """The body of a record's frame, for the journal at ``path``.
+def encode_record(record: TuningRecord, path: str) -> tuple[bytes, str]:
+    """The body of a record's frame, for the journal at ``path``, and what was left out of it; empty: nothing was.
+
+    A record that a reader would refuse as it is goes without its slower candidates, as far as it is they that are too
+    many, and without its specialization: its note says so. What identifies it is never left out.
 
     Raises:
-        JournalError: a reader would refuse it.
+        JournalError: a reader would refuse it even so; it is ``permanent``.
     """
-    try:
-        measurement = Measurement.of(record)
-        body = _pack(_record_json(measurement, _MAX_ERROR_TEXT))
-        if len(body) > MAX_BODY:
-            body = _pack(_record_json(measurement, 80))
-        if len(body) > MAX_BODY:
-            raise ValueError(f"it takes {len(body)} bytes, more than the {MAX_BODY} of a frame")
-        decode(body)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise JournalError(
-            f"journal {path}: the record of kernel {record.kernel.qualified_name!r} cannot be written: {error}",
-            file=path,
-        ) from error
+    first: Exception | None = None
+    for attempt, left_out in _ever_less(record):
+        try:
+            body = _encode_whole(attempt)
+        except Exception as error:  # whatever its parts raise that are not what they should be
+            first = first or error
+            continue
+        return body, f"{left_out}: {first}" if left_out else ""
+    raise JournalError(
+        f"journal {path}: the record of kernel {record.kernel.qualified_name!r} cannot be written: {first}",
+        file=path,
+        permanent=True,
+    ) from first
+
+
+def _ever_less(record: TuningRecord) -> Iterator[tuple[TuningRecord, str]]:
+    """The record, and what is left of it with ever more left out, each with words for what is missing."""
+    bare = replace(record, specialization=None)
+    wholes = [(record, ""), (bare, "its specialization is left out")][: 1 + (record.specialization is not None)]
+    yield from ((_noted(whole, said), said) for whole, said in wholes)
+    count = len(record.timings)
+    most = MAX_ITEMS - 1  # the winner, should it be none of those that are kept, is one more
+    while most >= _FEWEST_KEPT and count > _FEWEST_KEPT:
+        if most < count:
+            for whole, said in wholes:
+                less = f"of its {count} candidates the {most} fastest are kept"
+                said = f"{less}, and {said}" if said else less
+                yield _noted(replace(whole, timings=_fastest(record.timings, most)), said), said
+        most //= 2
+
+
+def _noted(record: TuningRecord, said: str) -> TuningRecord:
+    return replace(record, note="; ".join(filter(None, (record.note, said)))) if said else record
+
+
+def _fastest(timings: Sequence[CandidateTiming], most: int) -> tuple[CandidateTiming, ...]:
+    """The fastest so many, in their order; those that failed are the slowest."""
+
+    def slowness(at: int) -> float:
+        times = timings[at].times_ms
+        return times[0] if times is not None and _usable(times) else math.inf
+
+    kept = sorted(sorted(range(len(timings)), key=slowness)[:most])
+    return tuple(timings[at] for at in kept)
+
+
+def _encode_whole(record: TuningRecord) -> bytes:
+    measurement = Measurement.of(record)
+    body = _pack(_record_json(measurement, _MAX_ERROR_TEXT))
+    if len(body) > MAX_BODY:
+        body = _pack(_record_json(measurement, 80))
+    if len(body) > MAX_BODY:
+        raise ValueError(f"it takes {len(body)} bytes, more than the {MAX_BODY} of a frame")
+    decode(body)
     return body
 
 

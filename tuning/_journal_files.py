@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
 import logging
 import os
 import re
@@ -11,7 +13,7 @@ import socket
 
 from tuning.errors import JournalError
 
-__all__ = ["SUFFIX", "create", "sync", "sync_folder"]
+__all__ = ["SUFFIX", "close", "create", "look_at", "sync", "sync_folder"]
 
 SUFFIX = ".journal"
 """Ending of every journal's name."""
@@ -47,6 +49,54 @@ def create(prefix: str, rank: int) -> tuple[int, str]:
             f"journal {path}: cannot be created: {reason}; give a record_path in a folder that can be written",
             file=path,
         ) from error
+
+
+def look_at(fd: int, path: str, end: int) -> tuple[str, bytes]:
+    """What became of a journal while it was written, in words, and the ``end`` bytes that it held where they are known.
+
+    Both are empty where it can be written on.
+
+    Raises:
+        OSError: that cannot be found out now.
+    """
+    try:
+        status = os.fstat(fd)
+        if status.st_size < end:
+            return "was cut off", b""
+        if status.st_nlink and not _is_renamed_away(status, path):
+            return "", b""
+        return "was deleted", os.pread(fd, end, 0)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return "was forgotten by the server of its file system", b""
+
+
+def _is_renamed_away(status: os.stat_result, path: str) -> bool:
+    """Whether the file was deleted on this client of an NFS server, which renames it until it is closed."""
+
+    def is_it(name: str) -> bool:
+        found = os.stat(name)
+        return (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)
+
+    try:
+        if is_it(path):
+            return False
+    except FileNotFoundError:
+        pass
+    except OSError:  # its folder cannot be looked into, which says nothing about the file
+        return False
+    for name in glob.glob(os.path.join(glob.escape(os.path.dirname(path)), ".nfs*")):
+        with contextlib.suppress(OSError):
+            if is_it(name):
+                return True
+    return False
+
+
+def close(fd: int) -> None:
+    """Close a journal's file. All that it holds was brought to the disk before, so a failure loses nothing."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 # Some file systems have no way to synchronise. That is what "as the file system allows" means; it is no failure.

@@ -134,12 +134,17 @@ class JournalError(TuningError):
     Attributes:
         file: path of the journal.
         offset: byte offset of the damage, where there is one.
+        permanent: whether writing the same thing again must fail again: it is the thing that no journal holds, and
+            not the disk that is full.
     """
 
-    def __init__(self, message: str, *, file: str | None = None, offset: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, file: str | None = None, offset: int | None = None, permanent: bool = False
+    ) -> None:
         super().__init__(message)
         self.file = file
         self.offset = offset
+        self.permanent = permanent
 
 
 class DisagreementError(TuningError):

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -30,7 +30,7 @@ from ._check_classes import with_class
 from ._launch_outputs import watch_outputs
 from ._launch_replay import compiler_identity
 from ._selection_classes import Freedom, freedom
-from .errors import DeterminismError, PolicyError, TuningError
+from .errors import DeterminismError, JournalError, PolicyError, TuningError
 from .inductor import CompiledKernels
 from .interception import AutotunerFacts, Interception, Treatment, current_arch, device_facts
 from .journal import JournalWriter
@@ -127,6 +127,20 @@ def _compilers() -> dict[str, str]:
     torch = sys.modules.get("torch")
     cuda = getattr(getattr(torch, "version", None), "cuda", None)
     return {"triton": _triton_version(), **({"cuda": str(cuda)} if cuda else {})}
+
+
+def _write_or_drop(write: Callable[[Any], None], item: TuningRecord | Environment) -> None:
+    """Write to the journal; what no journal holds is dropped with a warning, lest it hold up all that follows.
+
+    Raises:
+        JournalError: it cannot be written now.
+    """
+    try:
+        write(item)
+    except JournalError as error:
+        if not error.permanent:
+            raise
+        logger.warning("%s; it is left out", error.message)
 
 
 class _Session:
@@ -388,7 +402,7 @@ class _Session:
             self.flush()
 
     def flush(self) -> None:
-        """Write what could not be written before.
+        """Write what could not be written before. What no journal holds is dropped with a warning, and not tried again.
 
         Raises:
             JournalError: it still cannot.
@@ -397,10 +411,10 @@ class _Session:
             if self.writer is None or not self._unwritten:
                 return
             if not self._described:
-                self.writer.describe(self.environment(self._unwritten[0].arch))
+                _write_or_drop(self.writer.describe, self.environment(self._unwritten[0].arch))
                 self._described = True
             while self._unwritten:
-                self.writer.write(self._unwritten[0])
+                _write_or_drop(self.writer.write, self._unwritten[0])
                 del self._unwritten[0]
 
     def benchmarked(self, kernel: str) -> None:

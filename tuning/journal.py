@@ -19,8 +19,9 @@ light in time. A frame that cannot be written whole is taken back, so the file s
 
 A file that is deleted while it is written would take its records along in silence: the descriptor goes on to work. So
 the writer looks before each frame, and when it is closed, whether its file still has a name, and else writes all that
-the file holds into a new one and says so. One that somebody cut off has lost its records; that is said, and the
-recording goes on in a new file. One that was moved is written where it is.
+the file holds into a new one and says so. One that somebody cut off, or whose handle a server of a network file system
+forgot, has lost its records; that is said, and the recording goes on in a new file. One that was moved is written where
+it is.
 
 **Reading.** A *torn tail* is what a death or a power loss leaves of the last frame: a part of it, or zeros where the
 rest was allocated and never written. It is tolerated and counted. Anything else is damage and an error that names the
@@ -31,6 +32,7 @@ is allocated; nothing is unpickled or evaluated.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import logging
 import os
@@ -49,7 +51,7 @@ from tuning._journal_bodies import (
     encode_environment,
     encode_record,
 )
-from tuning._journal_files import SUFFIX, create, sync, sync_folder
+from tuning._journal_files import SUFFIX, close, create, look_at, sync, sync_folder
 from tuning._journal_frames import bodies, pack_frame
 from tuning._journal_measurements import Measurement
 from tuning.errors import JournalError
@@ -135,22 +137,26 @@ class JournalWriter:
 
     @property
     def path(self) -> str:
-        """Path of the file being written; another one after a fork, in the child."""
+        """Path of the file being written; after a fork, in the child, empty until it writes to a file of its own."""
         return self._path
 
     def write(self, record: TuningRecord) -> None:
         """Append one record; it is on its way to the disk when this returns.
 
         Times that are not finite numbers from 0 up are written as failures. Error texts are brought to one line and
-        at most 1,000 characters.
+        at most 1,000 characters. A record that is too long, or whose specialization cannot be written, is written
+        without its slower candidates and without that, with a note and a warning that say so.
 
         Raises:
-            JournalError: the journal is closed, the record holds what a journal cannot, or the file cannot be written
-                (disk full, quota). What was written before stays valid, and a later call tries again.
+            JournalError: the journal is closed, the record holds what a journal cannot (it is ``permanent`` then), or
+                the file cannot be written (disk full, quota). What was written before stays valid, and a later call
+                tries again.
         """
-        frame = pack_frame(encode_record(record, self._path))
+        body, left_out = encode_record(record, self._path)
         with self._lock:
-            self._write_frame(frame)
+            self._write_frame(pack_frame(body))
+        if left_out:
+            _log.warning("journal %s: %s [%s]: %s", self._path, record.kernel.qualified_name, record.key, left_out)
 
     def describe(self, environment: Environment) -> None:
         """Say better where the records are taken than was known when the file was created.
@@ -177,7 +183,7 @@ class JournalWriter:
             self._closed = True
             self._release()
         _writers.discard(self)
-        if discard:
+        if discard and self._path:
             Path(self._path).unlink(missing_ok=True)
 
     def __enter__(self) -> JournalWriter:
@@ -194,14 +200,20 @@ class JournalWriter:
     def _write_frame(self, frame: bytes) -> None:
         if self._closed:
             raise JournalError(f"journal {self._path} is closed: open another JournalWriter", file=self._path)
-        self._append(self._open() if self._fd is None else self._keep_file(self._fd), frame)
+        try:
+            self._append(self._open() if self._fd is None else self._keep_file(self._fd), frame)
+        except JournalError as error:
+            # The server forgot the file between the look at it and the write: known only now.
+            if self._fd is not None or getattr(error.__cause__, "errno", None) != errno.ESTALE:
+                raise
+            self._append(self._open(), frame)
 
     def _open(self, head: bytes = b"") -> int:
         head = head or pack_frame(encode_environment(self._environment, self._prefix))
         fd, self._path = create(self._prefix, self._environment.rank)
         self._fd, self._end = fd, 0
         # Also closes the descriptor when the writer is collected or the interpreter exits.
-        self._finalizer = weakref.finalize(self, os.close, fd)
+        self._finalizer = weakref.finalize(self, close, fd)
         try:
             self._append(fd, head)
             sync_folder(os.path.dirname(self._path))
@@ -214,24 +226,30 @@ class JournalWriter:
 
     def _keep_file(self, fd: int) -> int:
         """The descriptor to write to: that of a new file where ours has been deleted or cut off by somebody."""
-        status = os.fstat(fd)
-        if status.st_nlink and status.st_size >= self._end:
+        try:
+            fate, held = look_at(fd, self._path, self._end)
+        except OSError as error:
+            raise JournalError(
+                f"journal {self._path}: cannot be looked at: {error.strerror}; what was recorded before is kept where "
+                "the file system kept it, and the next record tries again",
+                file=self._path,
+            ) from error
+        if not fate:
             return fd
-        held = os.pread(fd, self._end, 0) if status.st_size >= self._end else b""
         before = path, _, finalizer = self._path, self._end, self._finalizer
         try:
             fresh = self._open(held)
         except JournalError as error:
             self._fd, (self._path, self._end, self._finalizer) = fd, before
             raise JournalError(
-                f"journal {path} was deleted or cut off while it was written, and {error.message}",
+                f"journal {path} {fate} while it was written, and {error.message}",
                 file=path,
             ) from error
         finalizer()
         _log.warning(
-            "journal %s was %s while it was written: %s %s",
+            "journal %s %s while it was written: %s %s",
             path,
-            "cut off" if status.st_nlink else "deleted",
+            fate,
             "going on, without what it held, in" if not held else "all that it held is in",
             self._path,
         )
@@ -275,6 +293,7 @@ class JournalWriter:
         # The parent goes on writing to its file. The lock may have been held by a thread that does not exist here.
         self._lock = threading.Lock()
         self._release()
+        self._path = ""
 
 
 _writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()

@@ -649,6 +649,20 @@ def test_a_record_that_could_not_be_written_is_written_with_the_next(tmp_path, m
     assert journal.environment.arch == "cpu"
 
 
+def test_a_record_that_no_journal_holds_is_dropped_and_holds_up_no_other(tmp_path, caplog):
+    tuner = autotuner(configs(16, 32))
+    with tuning.install(AutotunePolicy(record_path=str(tmp_path / "run"), modules=SCOPE)) as installed:
+        for n in (1, "a" * (1 << 20), 3):
+            run(tuner, n)
+        run(autotuner(configs(*range(1, 4201))), 4)
+        run(tuner, 5)
+        path = installed.journal_path
+    assert "more than the 1048576 of a frame; it is left out" in caplog.text
+    records = read_journal(path).records
+    assert [dict(record.key.values)["n"] for record in records] == ["1", "3", "4", "5"]
+    assert "of its 4200 candidates the 4095 fastest are kept" in records[2].note
+
+
 def test_a_choice_is_kept_once_and_as_it_was_launched():
     candidates = configs(16, 32)
     with tuning.install(pinned()) as installed:
