@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import record_stand_in
+from tuning._merge_contexts import breaks_context
 from tuning.journal import SUFFIX, JournalWriter, read_journal
 from tuning.spec import Environment, TuningRecord
 
@@ -140,9 +141,6 @@ def unpack_cache(file: Path, cache: Path) -> None:
 
 # --- what is committed ------------------------------------------------------------------------------------------------
 
-_BROKEN = ("CUDA error", "illegal memory access", "misaligned address", "unspecified launch failure")
-"""Of errors after which a CUDA context is of no use."""
-
 
 @dataclass
 class Compacted:
@@ -188,7 +186,7 @@ def compact(source: Path, out: Path) -> Compacted:
                 identity = f"{record.kernel.qualified_name} {record.key.text}"
                 if not record.timings or identity in reused:
                     continue
-                broken = next((item.error for item in record.timings if _breaks(item.error)), None)
+                broken = next((item.error for item in record.timings if breaks_context(item.error)), None)
                 if broken is not None:
                     found.left_out.append(f"round {number}: {record.kernel.qualified_name} [{record.key}]: {broken}")
                     continue
@@ -200,10 +198,6 @@ def compact(source: Path, out: Path) -> Compacted:
     if not found.files:
         raise ValueError(f"{source}: expected timings, found none")
     return found
-
-
-def _breaks(error: str | None) -> bool:
-    return error is not None and any(text in error for text in _BROKEN)
 
 
 def _write(out: Path, name: str, environment: Environment, records: dict[str, TuningRecord]) -> Path:

@@ -8,16 +8,22 @@ in the same order nearly always: those are appended to one block, row by row, an
 neither a recording nor a vote. One without is a recording if its journal timed nothing for that key: pruning left one
 candidate, and Triton from 3.8 on launches it untimed. Otherwise it says how else the key was launched, and counts for
 nothing. Which of them is which must not depend on the order of records, so it is settled at the end.
+
+**Records of a broken context** (:mod:`tuning._merge_contexts`) hold the failure of the candidate that broke it, and
+else no more than a part of the candidates: what was timed before is used only where no recording is whole, since a
+candidate that all recordings timed would win over faster ones that one could not try.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import compress
 
 from tuning._journal_measurements import Identity, Measurement
+from tuning._merge_contexts import Breakage
 from tuning.spec import Key, LaunchConfig
 
 __all__ = ["ABSENT", "FAILED", "Column", "Pool", "median", "quantile"]
@@ -53,10 +59,11 @@ class Column:
         low, mid, high: 20th percentile, median and 80th percentile in milliseconds, or :data:`FAILED` or
             :data:`ABSENT`. All three are the median where a recording has nothing else.
         timed, failed: in how many recordings it was timed, and failed.
+        broke: in how many others it failed and took the context of the process along; these are not in the arrays.
         errors: why it failed, each reason once.
     """
 
-    __slots__ = ("config", "errors", "failed", "high", "low", "mid", "timed")
+    __slots__ = ("broke", "config", "errors", "failed", "high", "low", "mid", "timed")
 
     def __init__(self, config: LaunchConfig, low: array[float], mid: array[float], high: array[float]) -> None:
         self.config = config
@@ -65,6 +72,7 @@ class Column:
         self.high = high
         self.failed = low.count(FAILED)
         self.timed = sum(value < FAILED for value in low)
+        self.broke = 0
         self.errors: set[str] = set()
 
     def times(self, numbers: Sequence[float], rows: Sequence[int] | None = None) -> list[float]:
@@ -107,11 +115,12 @@ class Pool:
         winners: for each recording, the index of the column of its winner.
         shared: number of recordings that are timings of an equal key of another type.
         notes: warnings of the records, each once.
+        broken: for each candidate that broke the context of a process, what it broke.
     """
 
     __slots__ = (
-        "_blocks", "_configs", "_errors", "_index", "_known", "_untimed",
-        "columns", "key", "notes", "shared", "sources", "winners",
+        "_blocks", "_configs", "_errors", "_index", "_known", "_partial", "_untimed",
+        "broken", "columns", "key", "notes", "shared", "sources", "winners",
     )  # fmt: skip
 
     def __init__(self, key: Key) -> None:
@@ -121,6 +130,9 @@ class Pool:
         self.winners = array("L")
         self.shared = 0
         self.notes: set[str] = set()
+        self.broken: defaultdict[LaunchConfig, Breakage] = defaultdict(Breakage)
+        # What was measured until the context broke, of use where nobody measured this key whole.
+        self._partial: list[tuple[Measurement, int]] = []
         self._blocks: dict[tuple[int, ...], _Block] = {}
         self._configs: list[LaunchConfig] = []
         self._errors: dict[int, set[str]] = {}
@@ -158,6 +170,26 @@ class Pool:
                     self._errors.setdefault(layout[index], set()).add(reason)
         self.shared += measurement.shared
 
+    def add_broken(self, measurement: Measurement, broke: int, source: int) -> Breakage:
+        """Add a recording in which the candidate ``broke`` broke the context: what came after it was not tried."""
+        if measurement.note:
+            self.notes.add(measurement.note)
+        identity, error = measurement.identity, measurement.errors[broke]
+        self._choose_key(identity.key)
+        found = self.broken[identity.configs[broke]]
+        found.times += 1
+        found.later += len(measurement.times) - broke - 1
+        found.errors.add(error)
+        self._errors.setdefault(self._column_of(identity.configs[broke]), set()).add(error)
+        timed = [index for index in range(broke) if measurement.times[index] is not None]
+        if timed:
+            winner = min(timed, key=lambda index: (measurement.times[index] or (FAILED,))[0])
+            less = Identity(identity.kernel, identity.key, identity.arch, identity.configs[:broke], None)
+            errors = {index: text for index, text in measurement.errors.items() if index < broke}
+            kept = Measurement(less, measurement.times[:broke], errors, winner, measurement.shared, "")
+            self._partial.append((kept, source))
+        return found
+
     def _place(self, identity: Identity, tried: int) -> _Place:
         """Where the timings of this identity go."""
         self._choose_key(identity.key)
@@ -183,6 +215,11 @@ class Pool:
 
     def seal(self) -> None:
         """Cut the blocks into columns. Nothing can be added afterwards."""
+        if not self._blocks:
+            for measurement, source in self._partial:
+                self.add(measurement, source)
+        self._partial.clear()
+        self.notes.update(f"{config} {found}" for config, found in self.broken.items())
         self._add_untimed()
         blocks, self._blocks = self._blocks, {}
         for block in blocks.values():
@@ -197,6 +234,7 @@ class Pool:
                     whole.extend(_column(part, places, len(layout), len(block.sources)))
             column = Column(config, low, mid, high)
             column.errors = self._errors.get(at, set())
+            column.broke = self.broken[config].times if config in self.broken else 0
             columns.append(column)
         self.columns = tuple(columns)
         self._known.clear()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tuning._merge_facts import KeyFacts
+from tuning._merge_pools import Pool
 from tuning.spec import Environment, Json, Kernel, Key, LaunchConfig
 from tuning.tables import Denied, Entry, TableFile
 
@@ -183,9 +184,16 @@ def _version(environment: Environment, package: str) -> str:
     return _listed(exact or [version for name, version in names if name.startswith(plain(package) + "_")])
 
 
-def collect_notes(keys: Sequence[KeyFacts], environments: Environments, in_force: TablesInForce) -> tuple[str, ...]:
+def collect_notes(
+    keys: Sequence[KeyFacts],
+    environments: Environments,
+    in_force: TablesInForce,
+    pools: Mapping[tuple[str, str, str], Pool],
+) -> tuple[str, ...]:
     """What somebody should know who uses the tables, one line each, sorted."""
     notes = set(in_force.conflicts)
+    for (arch, kernel, _), pool in pools.items():
+        notes.update(f"{arch}, {kernel} {pool.key}: {config} {found}" for config, found in pool.broken.items())
     for (arch, package), group in environments.items():
         for what, values in (
             ("Triton versions", {env.triton for env in group}),

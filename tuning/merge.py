@@ -1,7 +1,7 @@
 """Merging journals into tables: one config for each kernel and key, the same whoever merges and however often.
 
 :func:`merge` is pure. It depends on what was measured alone: not on the order or the names of files, the numbering of
-ranks, the order of candidates, a clock or a hash seed. What it decides, and why:
+ranks, the order of candidates (but after one that broke the context), a clock or a hash seed. What it decides, and why:
 
 **The statistic** is the median, over all recordings, of each recording's 20th percentile. Everything that disturbs a
 timing makes it longer, so the lower end of a recording's own distribution is nearer to the kernel's time than its
@@ -11,7 +11,8 @@ luckiest clock. The median over recordings is not moved by a slow GPU, a busy ho
 **Failures** are dropped for good: a candidate that failed in one recording is not chosen, however fast it was in others
 (fail closed), nor is one that some recordings did not even try while others were tried everywhere. One that failed in
 each recording that tried it goes into the table's denied list. If no candidate is left there is no entry and nothing is
-denied: then the fault is hardly the candidates'.
+denied: then the fault is hardly the candidates'. A candidate that breaks the device's context makes all later ones of
+its process fail: those failures count for nothing, and a recording so cut short only where none is whole.
 
 **Nothing to time.** Where pruning leaves one candidate, Triton from 3.8 on launches it without timing it. If all
 recordings of a key are such and name one winner, that is the choice; if they name several, there is none.
@@ -51,6 +52,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from tuning._merge_facts import CandidateFacts, Confidence, KeyFacts, MergeResult, RankFacts, RecordingFacts
+from tuning._merge_gathered import Gathered
 from tuning._merge_pools import FAILED, Pool, median, quantile
 from tuning._merge_tables import TablesInForce, build_tables, collect_notes, entry_of
 from tuning._merge_ties import SPREAD_LIMIT, TOLERANCE, near_ties
@@ -145,7 +147,7 @@ def merge(
     for name, value in (("tolerance", tolerance), ("spread_limit", spread_limit)):
         if not 0 <= value < float("inf"):
             raise TuningError(f"{name}: expected a fraction from 0 up, such as 0.01, found {value!r}")
-    gathered = _Gathered()
+    gathered = Gathered()
     for journal in journals:
         gathered.add(journal, arch)
     layers = tuple(tables)
@@ -173,58 +175,8 @@ def merge(
         gathered.records,
         tuple(sorted(gathered.torn)),
         tuple(sorted({facts.arch for facts in keys} | {table.arch for table in kept})),
-        collect_notes(keys, gathered.environments, rules.in_force),
+        collect_notes(keys, gathered.environments, rules.in_force, gathered.pools),
     )
-
-
-class _Gathered:
-    """Everything taken from the journals."""
-
-    def __init__(self) -> None:
-        self.pools: dict[tuple[str, str, str], Pool] = {}
-        self.origins: list[tuple[str, Environment]] = []
-        self.torn: list[tuple[str, int]] = []
-        self.archs: set[str] = set()
-        self.records = 0
-        # For each arch and kernel, the source hashes seen, each with the first journal by name that has it.
-        self.sources: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
-        self.environments: defaultdict[tuple[str, str], set[Environment]] = defaultdict(set)
-
-    def add(self, journal: Journal | Scan, arch: str | None) -> None:
-        source = len(self.origins)
-        self.origins.append((journal.path, journal.environment))
-        if journal.torn_bytes:
-            self.torn.append((journal.path, journal.torn_bytes))
-        groups = set()
-        for measurement in journal.measurements:
-            identity = measurement.identity
-            self.archs.add(identity.arch)
-            if arch not in (None, identity.arch):
-                continue
-            self.records += 1
-            kernel = identity.kernel
-            name = (identity.arch, kernel.qualified_name, identity.key.text)
-            pool = self.pools.get(name)
-            if pool is None:
-                pool = self.pools[name] = Pool(identity.key)
-            pool.add(measurement, source)
-            groups.add((identity.arch, kernel.package))
-            if kernel.source_hash is not None:
-                seen = self.sources[identity.arch, kernel.qualified_name]
-                seen[kernel.source_hash] = min(journal.path, seen.get(kernel.source_hash, journal.path))
-        for group in groups:
-            self.environments[group].add(journal.environment)
-
-    def source_hashes(self) -> dict[tuple[str, str], str]:
-        for (arch, kernel), seen in sorted(self.sources.items()):
-            if len(seen) > 1:
-                shown = "; ".join(f"{digest[:12]} in {path}" for digest, path in sorted(seen.items()))
-                raise JournalError(
-                    f"kernel {kernel} on {arch} was recorded from {len(seen)} different sources ({shown}): timings of "
-                    "different code cannot be pooled; merge the journals of one version of the package",
-                    file=min(seen.values()),
-                )
-        return {name: next(iter(seen)) for name, seen in self.sources.items()}
 
 
 @dataclass(frozen=True)
@@ -252,6 +204,7 @@ def _eligible(rules: _Rules, arch: str, kernel: str, pool: Pool) -> list[int]:
         for at, column in enumerate(pool.columns)
         if column.timed
         and not column.failed
+        and not column.broke
         and not (rules.in_force.denied and rules.in_force.is_denied(arch, kernel, pool.key, column.config))
     ]
     most = max((pool.columns[at].timed for at in able), default=0)
@@ -292,7 +245,7 @@ def _pick(rules: _Rules, pool: Pool, standing: _Standing, rows: Sequence[int] | 
 
 def _only_survivor(rules: _Rules, arch: str, kernel: str, pool: Pool) -> int | None:
     """The one config that all recordings launched without timing or failing anything."""
-    if len(pool.columns) != 1 or pool.columns[0].timed or pool.columns[0].failed:
+    if len(pool.columns) != 1 or pool.columns[0].timed or pool.columns[0].failed or pool.columns[0].broke:
         return None
     return None if rules.in_force.is_denied(arch, kernel, pool.key, pool.columns[0].config) else 0
 
@@ -358,7 +311,7 @@ def _candidates(pool: Pool, eligible: Sequence[int], standing: _Standing) -> tup
                 quantile(column.times(column.high), 0.5),
                 width / low if low > 0 else 0.0,
                 column.timed,
-                column.failed,
+                column.failed + column.broke,
                 wins[at],
                 at in eligible,
                 at in standing.tied,

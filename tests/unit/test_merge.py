@@ -13,6 +13,7 @@ import time
 import tracemalloc
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from recordings import config, environment, journal, record, ssd_journals
 from tuning.errors import JournalError, TuningError
 from tuning.journal import Journal, JournalWriter, read_journal, scan_journal
 from tuning.merge import KeyFacts, MergeResult, largest_first, merge, smallest_first
-from tuning.spec import Key, LaunchConfig
+from tuning.spec import Key, LaunchConfig, TuningRecord
 from tuning.tables import Denied, Entry, TableFile, load_tables, table_bytes, write_table
 
 A, B, C, D = config(16), config(32), config(64), config(128)
@@ -200,6 +201,71 @@ def test_where_nothing_works_nothing_is_chosen_or_denied() -> None:
         "sm90, pkg.module.kernel n=128 x_ptr:bfloat16: no entry, "
         "for no candidate was timed without a failure in another recording",
     )
+
+
+FAULT = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+def faulty(times: Mapping[int, float | None], error: str = FAULT, **rest: Any) -> TuningRecord:
+    """A record whose failures are those of a broken context."""
+    whole = record(times, **rest)
+    return replace(
+        whole, timings=tuple(replace(item, error=error) if item.times_ms is None else item for item in whole.timings)
+    )
+
+
+def test_what_fails_after_the_context_broke_is_denied_nothing() -> None:
+    later = Key.of({"n": 7})
+    broken = journal(faulty({16: 9.0, 32: 8.0, 64: None, 128: None}), faulty({16: None, 32: None}, key=later))
+    result = merge([broken])
+    facts = only(result)
+    assert facts.choice == B
+    assert [(item.config, item.timed, item.failed) for item in facts.candidates] == [(B, 1, 0), (A, 1, 0), (C, 0, 1)]
+    (table,) = result.tables
+    assert [(row.config, row.key) for row in table.denied] == [(C, facts.key.values)]
+    said = f"{C} broke the device's context once ({FAULT}): 3 failures after it are not held against the candidates"
+    assert result.notes == (f"sm90, pkg.module.kernel n=128 x_ptr:bfloat16: {said}",)
+    assert table.entries[0].evidence["note"] == said
+    assert "failed" not in str([row.reason for row in table.denied if row.config != C])
+
+
+def test_a_recording_that_a_broken_context_cut_short_gives_way_to_whole_ones() -> None:
+    broken = journal(faulty({16: 1.0, 32: 2.0, 64: None, 128: None}))
+    whole = [journal(record({16: 9.0, 32: 8.0, 64: 7.0, 128: 1.0}), rank=rank) for rank in (1, 2)]
+    for journals in itertools.permutations([broken, *whole]):
+        result = merge(journals)
+        facts = only(result)
+        assert (facts.choice, facts.recordings_count) == (D, 2)
+        assert [item.config for item in facts.candidates if not item.eligible] == [C]
+        assert result.tables[0].denied == ()
+
+
+def test_a_context_that_went_on_to_time_anything_was_whole() -> None:
+    # Within the record, and in a later one: the failures are the candidates' own.
+    for records in (
+        [faulty({16: None, 32: None, 64: 1.0})],
+        [faulty({64: 1.0, 16: None, 32: None}), record({16: 2.0}, key=Key.of({"n": 7}))],
+    ):
+        (table,) = merge([journal(*records)]).tables
+        assert [row.config for row in table.denied] == [A, B]
+    # Other errors break nothing.
+    (table,) = merge([journal(record({64: 1.0, 16: None, 32: None}))]).tables
+    assert [row.config for row in table.denied] == [A, B]
+
+
+def test_a_copy_of_a_recording_that_broke_the_context_is_cut_short_too() -> None:
+    first = faulty({16: 1.0, 32: None, 64: None}, key=Key.of({"n": 1}))
+    copy = faulty({16: 1.0, 32: None, 64: None}, key=Key.of({"n": True}), shared=True)
+    (table,) = merge([journal(first, copy)]).tables
+    assert [(row.config, str(row.key)) for row in table.denied] == [
+        (B, str(key.values)) for key in (first.key, copy.key)
+    ]
+
+
+def test_a_key_of_which_nothing_was_timed_before_the_context_broke_has_no_entry() -> None:
+    result = merge([journal(faulty({16: None, 32: None}))])
+    assert (result.keys, result.tables) == ((), ())
+    assert "broke the device's context once" in result.notes[0]
 
 
 def test_candidates_that_differ_in_hooks_alone_are_one_and_fail_together() -> None:
