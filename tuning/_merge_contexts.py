@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tuning._journal_measurements import Measurement
 
-__all__ = ["AFTER", "Breakage", "breaks_context", "find_break", "with_breaks"]
+__all__ = ["AFTER", "BROKE", "Breakage", "breaks_context", "find_break", "with_breaks"]
 
 _BREAKING = (
     "CUDA error",
@@ -28,6 +28,10 @@ _BREAKING = (
 
 AFTER = -1
 """Stands for a candidate where the context broke before the first one."""
+
+
+BROKE = "broke the device's context"
+"""What is said of a candidate."""
 
 
 @dataclass

@@ -8,8 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tuning._merge_carried import UNTIMED, carry_over
 from tuning._merge_facts import KeyFacts
 from tuning._merge_pools import Pool
+from tuning._table_index import RowIndex
 from tuning.spec import Environment, Json, Kernel, Key, LaunchConfig
 from tuning.tables import Denied, Entry, TableFile
 
@@ -26,6 +28,8 @@ class TablesInForce:
         self.entries: dict[tuple[str, tuple[object, ...]], Entry] = {}
         self.denied: dict[tuple[str, tuple[object, ...]], Denied] = {}
         self.conflicts: set[str] = set()
+        self._rows: defaultdict[tuple[str, str], list[Entry]] = defaultdict(list)
+        self._indexes: dict[tuple[str, str], RowIndex] = {}
         for table in tables:
             for entry in table.entries:
                 name = (table.arch, entry.identity)
@@ -41,9 +45,17 @@ class TablesInForce:
                 if (row.reason, row.source) < (kept.reason, kept.source):
                     self.denied[name] = row
 
-    def incumbent(self, arch: str, entry: Entry) -> LaunchConfig | None:
-        """The config that the tables have where ``entry`` would go."""
-        found = self.entries.get((arch, entry.identity))
+    def incumbent(self, arch: str, kernel: str, key: Key) -> LaunchConfig | None:
+        """The config that a launch gets for this key by the tables; a wildcard decides nothing about one key."""
+        if not self.entries:
+            return None
+        index = self._indexes.get((arch, kernel))
+        if index is None:
+            if not self._rows:
+                for (where, _), entry in self.entries.items():
+                    self._rows[where, entry.kernel].append(entry)
+            index = self._indexes[arch, kernel] = RowIndex(self._rows.get((arch, kernel), ()))
+        found = index.exact(key)
         return None if found is None else found.config
 
     def is_denied(self, arch: str, kernel: str, key: Key, config: LaunchConfig) -> bool:
@@ -89,7 +101,7 @@ def _evidence(facts: KeyFacts, date: str, rule: str) -> dict[str, Json]:
         evidence["regret"] = {"median": round(median, 4), "worst": round(worst, 4)}
     if facts.shared:
         evidence["shared"] = True
-    notes = facts.notes if evidence["measured"] else ("the only candidate that pruning left, not timed", *facts.notes)
+    notes = facts.notes if evidence["measured"] else (UNTIMED, *facts.notes)
     if notes:
         evidence["note"] = "; ".join(notes)
     if date:
@@ -122,8 +134,12 @@ def build_tables(
     in_force: TablesInForce,
     rule: str,
     date: str,
-) -> tuple[TableFile, ...]:
-    """One table for each arch and package: what was recorded replaces what a table says, the rest is carried over."""
+) -> tuple[tuple[TableFile, ...], tuple[str, ...]]:
+    """One table for each arch and package: what was recorded replaces what a table says, the rest is carried over.
+
+    And what the entries that are replaced had and these have not, a line each.
+    """
+    left_out: list[str] = []
     entries: defaultdict[tuple[str, str], dict[object, Entry]] = defaultdict(dict)
     denied: defaultdict[tuple[str, str], dict[object, Denied]] = defaultdict(dict)
     for (arch, _), entry in in_force.entries.items():
@@ -134,14 +150,19 @@ def build_tables(
         group = (facts.arch, facts.kernel.package)
         if facts.choice is not None:
             entry = entry_of(facts.kernel, facts.key, facts.choice, _evidence(facts, date, rule))
+            before = entries[group].get(entry.identity)
+            if before is not None:
+                entry, lines = carry_over(entry, before, facts, tuple(environments.get(group, ())))
+                left_out += [f"{facts.arch}, {entry}: {line}" for line in lines]
             entries[group][entry.identity] = entry
         for row in _denied(facts):
             denied[group].setdefault(row.identity, row)
-    return tuple(
+    tables = tuple(
         _table(group, entries[group], denied[group], environments.get(group, ()), kept)
         for group in sorted(entries.keys() | denied.keys())
         if entries[group] or denied[group]
     )
+    return tables, tuple(left_out)
 
 
 def _table(

@@ -54,7 +54,7 @@ from typing import Any, Literal, get_args
 from tuning._merge_facts import CandidateFacts, Confidence, KeyFacts, MergeResult, RankFacts, RecordingFacts
 from tuning._merge_gathered import Gathered
 from tuning._merge_pools import FAILED, Pool, median, quantile
-from tuning._merge_tables import TablesInForce, build_tables, collect_notes, entry_of
+from tuning._merge_tables import TablesInForce, build_tables, collect_notes
 from tuning._merge_ties import SPREAD_LIMIT, TOLERANCE, near_ties
 from tuning.errors import JournalError, TuningError
 from tuning.journal import Journal, Scan
@@ -136,7 +136,8 @@ def merge(
         tie_break: sort key; of tied candidates the least is chosen. It must tell all candidates apart.
         date: for the entries' evidence. A pure function has no clock.
         tables: entries that nothing was recorded for are carried over, denied configs stay denied, and of tied
-            candidates the one that a table has stays chosen. Taken when all journals have been.
+            candidates the one that a table has stays chosen. Bit classes and notes written by hand stay where source,
+            candidates and Triton are the same. Taken when all journals have been.
 
     Raises:
         JournalError: ``arch`` is in no journal and no table, or one kernel was recorded from different sources.
@@ -167,15 +168,17 @@ def merge(
         for (found, kernel, _), pool in sorted(gathered.pools.items(), key=lambda item: item[0])
         if pool.sources  # warnings alone are no recording
     )
+    merged, left_out = build_tables(keys, gathered.environments, kept, rules.in_force, rule, date)
+    notes = {*left_out, *collect_notes(keys, gathered.environments, rules.in_force, gathered.pools)}
     return MergeResult(
-        build_tables(keys, gathered.environments, kept, rules.in_force, rule, date),
+        merged,
         keys,
         rule,
         len(gathered.origins),
         gathered.records,
         tuple(sorted(gathered.torn)),
         tuple(sorted({facts.arch for facts in keys} | {table.arch for table in kept})),
-        collect_notes(keys, gathered.environments, rules.in_force, gathered.pools),
+        tuple(sorted(notes)),
     )
 
 
@@ -262,7 +265,7 @@ def _decide(
     kept = False
     choice = None if at is None else pool.columns[at].config
     if choice is not None and rules.rule == "pooled":
-        incumbent = rules.in_force.incumbent(arch, entry_of(kernel, pool.key, choice, {}))
+        incumbent = rules.in_force.incumbent(arch, kernel.qualified_name, pool.key)
         tied = {pool.columns[tie].config for tie in standing.tied}
         if incumbent != choice and incumbent in tied:
             choice, kept = incumbent, True

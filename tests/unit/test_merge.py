@@ -552,6 +552,82 @@ def test_tables_are_carried_over_where_nothing_was_recorded() -> None:
     assert merge([recorded], tables=[table_of(entry_of(A), arch="sm80")], arch="sm80").archs == ("sm80",)
 
 
+def test_a_table_whose_dtypes_have_no_names_decides_among_ties_too() -> None:
+    runs = [{16: 1.0, 32: 1.005, 64: 1.5}] * 2
+    key = Key.of({"n": 128}, {"x_ptr": "bfloat16"})
+    for dtypes in ((key.dtypes, None), (None, ("bfloat16",))):
+        table = table_of(Entry("pkg.module.kernel", key.values, *dtypes, A, {"measured": True}))
+        assert merged(*runs, tables=[table]).choice == A
+    for other in (("float32",), ("bfloat16", "bfloat16")):
+        table = table_of(Entry("pkg.module.kernel", key.values, None, other, A, {"measured": True}))
+        assert merged(*runs, tables=[table]).choice == B
+
+
+PROBE = {"compiler": "triton 3.6.0, backend abc", "forms": ["x"], "inputs": 3}
+
+
+def probed(note: str = "", **changes: Any) -> Entry:
+    key = Key.of({"n": 128}, {"x_ptr": "bfloat16"})
+    evidence = {"measured": True, "probe": PROBE, "candidates": 3, **({"note": note} if note else {})}
+    whole = Entry("pkg.module.kernel", key.values, key.dtypes, None, A, evidence, "0123abcd", ((A, B), (C,)))
+    return replace(whole, **{"triton": "3.6.0", **changes})
+
+
+def test_bit_classes_and_notes_stay_while_what_they_are_of_does() -> None:
+    recorded = journal(record({16: 3.0, 32: 1.0, 64: 2.0}, note="argument 'eps' is not in the key"))
+    result = merge([recorded], tables=[table_of(probed("by hand; keep: it"))])
+    (entry,) = result.tables[0].entries
+    assert (entry.config, entry.classes, entry.evidence["probe"]) == (B, ((A, B), (C,)), PROBE)
+    assert entry.evidence["note"] == "argument 'eps' is not in the key; by hand; keep: it"
+    assert result.notes == ()
+    again = merge([recorded], tables=result.tables)  # a fixed point
+    assert again.tables[0].entries == result.tables[0].entries
+
+
+@pytest.mark.parametrize(
+    ("changes", "times", "said"),
+    [
+        ({"source_hash": "89abcdef"}, {16: 1.0, 32: 2.0, 64: 3.0}, "of the kernel's source 89abcdef"),
+        (
+            {"evidence": {"probe": {**PROBE, "compiler": "triton 3.5.1, x"}}},
+            {16: 1.0, 32: 2.0, 64: 3.0},
+            "of Triton 3.5.1",
+        ),
+        ({}, {16: 1.0, 32: 2.0}, "the candidates are others"),
+        ({}, {16: 3.0, 32: 2.0, 64: 2.0, 128: 1.0}, "the candidates are others"),
+    ],
+)
+def test_bit_classes_that_are_left_out_are_named(changes: Any, times: Any, said: str) -> None:
+    result = merge([journal(record(times))], tables=[table_of(probed(**changes))])
+    (entry,) = result.tables[0].entries
+    assert (entry.classes, "probe" in entry.evidence) == (None, False)
+    (note,) = result.notes
+    assert note.startswith("sm90, pkg.module.kernel n=128 x_ptr:bfloat16: the bit classes of the table are left out: ")
+    assert said in note
+
+
+@pytest.mark.parametrize(
+    ("changes", "times"),
+    [
+        ({"source_hash": "89abcdef"}, {16: 1.0, 32: 2.0, 64: 3.0}),
+        ({"triton": "3.5.1"}, {16: 1.0, 32: 2.0, 64: 3.0}),
+        ({}, {16: 1.0, 32: 2.0}),
+    ],
+)
+def test_a_note_that_is_left_out_is_named(changes: Any, times: Any) -> None:
+    result = merge([journal(record(times))], tables=[table_of(probed("by hand", classes=None, **changes))])
+    (entry,) = result.tables[0].entries
+    assert "note" not in entry.evidence
+    assert "the table's note is left out (by hand): " in result.notes[0]
+
+
+def test_what_a_merge_itself_noted_is_made_anew() -> None:
+    broken = merge([journal(faulty({16: 1.0, 32: None, 64: None}))])
+    whole = journal(record({16: 1.0, 32: 2.0, 64: 3.0}), rank=1)
+    assert "note" in broken.tables[0].entries[0].evidence
+    assert "note" not in merge([whole], tables=broken.tables).tables[0].entries[0].evidence
+
+
 def test_what_a_table_denies_is_not_chosen() -> None:
     runs = [{16: 1.0, 32: 2.0}] * 2
     for denied, expected in (
