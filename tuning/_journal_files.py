@@ -13,7 +13,7 @@ import socket
 
 from tuning.errors import JournalError
 
-__all__ = ["SUFFIX", "close", "create", "look_at", "sync", "sync_folder"]
+__all__ = ["SUFFIX", "close", "create", "look_at", "sync", "sync_folder", "token"]
 
 SUFFIX = ".journal"
 """Ending of every journal's name."""
@@ -49,6 +49,12 @@ def create(prefix: str, rank: int) -> tuple[int, str]:
             f"journal {path}: cannot be created: {reason}; give a record_path in a folder that can be written",
             file=path,
         ) from error
+
+
+def token(path: str) -> str:
+    """What no two processes have in the names of their journals; empty of a file that was given another name."""
+    found = re.search(r"\.(\d+\.[0-9a-f]{8})\.journal$", os.path.basename(path))
+    return found[1] if found else ""
 
 
 def look_at(fd: int, path: str, end: int) -> tuple[str, bytes]:

@@ -15,6 +15,8 @@ must not pass for a frame that was cut off.
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -27,6 +29,8 @@ __all__ = ["MAX_BODY", "bodies", "pack_frame"]
 MAX_BODY = 1 << 20
 """Longest body that is written or read, in bytes: a thousand candidates take a fifth of it."""
 
+_MOST_ZEROS = 64 << 20  # read behind a torn frame, which a file system may have filled up by some blocks
+
 _MAGIC = b"TTJ1"
 _HEADER = struct.Struct("<4sIII")
 _END = b"\xc1"
@@ -38,8 +42,8 @@ def pack_frame(body: bytes) -> bytes:
     return head + struct.pack("<I", zlib.crc32(head)) + body + _END
 
 
-def bodies(file: BinaryIO, size: int, name: str) -> Iterator[tuple[int, bytes | None]]:
-    """Offset and body of each frame; None as the body of a torn tail."""
+def bodies(file: BinaryIO, size: int, name: str) -> Iterator[tuple[int, bytes | None, bytes]]:
+    """Offset, body and header of each frame of a file; None as the body of a torn tail."""
     offset = 0
     while offset < size:
         header = file.read(_HEADER.size)
@@ -55,7 +59,7 @@ def bodies(file: BinaryIO, size: int, name: str) -> Iterator[tuple[int, bytes | 
                     )
                 body = file.read(length + 1)
                 if len(body) > length and body.endswith(_END) and zlib.crc32(body[:-1]) == body_crc:
-                    yield offset, body[:-1]
+                    yield offset, body[:-1], header
                     offset += _HEADER.size + length + 1
                     continue
                 fault = "the checksum of this frame is wrong"
@@ -68,7 +72,7 @@ def bodies(file: BinaryIO, size: int, name: str) -> Iterator[tuple[int, bytes | 
                 file=name,
                 offset=offset,
             )
-        yield offset, None
+        yield offset, None, b""
         return
 
 
@@ -78,14 +82,11 @@ def _valid_header(header: bytes) -> bool:
 
 def _is_torn(file: BinaryIO, size: int) -> bool:
     """Whether the ``size`` bytes from here on are what an interrupted write leaves of one frame."""
+    start = file.tell()
     rest = file.read(min(size, _HEADER.size + MAX_BODY + 1))
-    # Only zeros may follow the longest frame: read the others in pieces, whatever their number.
-    left = size - len(rest)
-    while left > 0:
-        piece = file.read(min(left, 1 << 20))
-        if not piece or piece.count(0) != len(piece):
-            return False
-        left -= len(piece)
+    # Only zeros may follow the longest frame.
+    if not _is_empty(file.fileno(), start + len(rest), start + size):
+        return False
     written = rest.rstrip(b"\0")
     if len(written) < len(_MAGIC):
         return _MAGIC.startswith(written)
@@ -99,6 +100,29 @@ def _is_torn(file: BinaryIO, size: int) -> bool:
     # The end mark is never zero: a frame that was written to its end has it, and then its checksum should be right.
     length: int = _HEADER.unpack(rest[: _HEADER.size])[1]
     return len(written) < _HEADER.size + length + 1
+
+
+def _is_empty(fd: int, at: int, end: int) -> bool:
+    """Whether the bytes from ``at`` to ``end`` are zeros; not where they are too many to look at.
+
+    Holes are skipped, as long as they may be: a file is easily made longer than any disk.
+    """
+    read = 0
+    while at < end and read < _MOST_ZEROS:
+        if hasattr(os, "SEEK_DATA"):
+            try:
+                at = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole up to the end
+                    return True
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that does not say
+                    raise
+        piece = os.pread(fd, min(end - at, MAX_BODY), at)
+        if not piece or piece.count(0) != len(piece):
+            return at >= end
+        at += len(piece)
+        read += len(piece)
+    return at >= end
 
 
 def _holds_header(data: bytes) -> bool:

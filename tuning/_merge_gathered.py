@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from tuning._journal_files import token
 from tuning._merge_contexts import AFTER, Breakage, with_breaks
 from tuning._merge_pools import Pool
 from tuning.errors import JournalError
@@ -11,6 +12,8 @@ from tuning.journal import Journal, Scan
 from tuning.spec import Environment
 
 __all__ = ["Gathered"]
+
+_TOO_MANY_FOR_CHANCE = 32  # candidates' timings that two independent recordings do not share
 
 
 class Gathered:
@@ -24,6 +27,7 @@ class Gathered:
         records: how many were taken.
         sources: for each arch and kernel, the source hashes seen, each with the first journal by name that has it.
         environments: for each arch and package, those of the journals that recorded kernels of it.
+        copies: how many journals were copies of others.
     """
 
     def __init__(self) -> None:
@@ -32,11 +36,16 @@ class Gathered:
         self.torn: list[tuple[str, int]] = []
         self.archs: set[str] = set()
         self.records = 0
+        self.copies = 0
+        self._contents: dict[str, set[str]] = {}
         self.sources: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
         self.environments: defaultdict[tuple[str, str], set[Environment]] = defaultdict(set)
 
     def add(self, journal: Journal | Scan, arch: str | None) -> None:
-        """Take one journal; of ``arch`` alone if that is given."""
+        """Take one journal; of ``arch`` alone if that is given. A copy of one taken before is no recording."""
+        if self._is_copy(journal):
+            self.copies += 1
+            return
         source = len(self.origins)
         self.origins.append((journal.path, journal.environment))
         if journal.torn_bytes:
@@ -66,6 +75,22 @@ class Gathered:
                 seen[kernel.source_hash] = min(journal.path, seen.get(kernel.source_hash, journal.path))
         for group in groups:
             self.environments[group].add(journal.environment)
+
+    def _is_copy(self, journal: Journal | Scan) -> bool:
+        """Whether this is a file that was taken before, under another path.
+
+        Two short recordings of one rank may be equal by chance, since clocks are coarse: equal bytes are those of a
+        copy where the file still has the name that no other process gives, or where they hold many times.
+        """
+        if not journal.content:
+            return False
+        same = self._contents.setdefault(journal.content, set())
+        name = token(journal.path)
+        many = sum(len(each.times) for each in journal.measurements) >= _TOO_MANY_FOR_CHANCE
+        if same and (many or (name and name in same)):
+            return True
+        same.add(name)
+        return False
 
     def source_hashes(self) -> dict[tuple[str, str], str]:
         """The one hash of the source of each arch and kernel.

@@ -34,6 +34,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import hashlib
 import logging
 import os
 import stat
@@ -80,12 +81,14 @@ class Journal:
         environment: where it was recorded; ``Environment(arch="")`` where the process died before that was written.
         records: in the order in which they were written.
         torn_bytes: bytes at the end that are the remains of a frame whose writing was interrupted.
+        content: a digest of the frames, equal for copies of one file; empty where it was not read from one.
     """
 
     path: str
     environment: Environment
     records: tuple[TuningRecord, ...]
     torn_bytes: int = 0
+    content: str = ""
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -98,7 +101,7 @@ class Scan:
     """A journal without objects for its records: what reading thousands of files for a merge needs.
 
     Attributes:
-        path, environment, torn_bytes: as in :class:`Journal`.
+        path, environment, torn_bytes, content: as in :class:`Journal`.
         measurements: the records, as they stand in the file.
     """
 
@@ -106,6 +109,7 @@ class Scan:
     environment: Environment
     measurements: tuple[Measurement, ...]
     torn_bytes: int = 0
+    content: str = ""
 
 
 class JournalWriter:
@@ -317,7 +321,7 @@ def read_journal(path: str | os.PathLike[str]) -> Journal:
     """
     scan = scan_journal(path)
     records = tuple(measurement.record() for measurement in scan.measurements)
-    return Journal(scan.path, scan.environment, records, scan.torn_bytes)
+    return Journal(scan.path, scan.environment, records, scan.torn_bytes, scan.content)
 
 
 def scan_journal(path: str | os.PathLike[str]) -> Scan:
@@ -329,6 +333,7 @@ def scan_journal(path: str | os.PathLike[str]) -> Scan:
     name = os.fspath(path)
     environment: Environment | None = None
     measurements: list[Measurement] = []
+    content = hashlib.blake2b(digest_size=16)
     torn = 0
     try:
         # Looked at before it is opened: opening a named pipe would wait for a writer that may never come.
@@ -336,7 +341,8 @@ def scan_journal(path: str | os.PathLike[str]) -> Scan:
             raise JournalError(f"journal {name}: is no regular file", file=name)
         with open(name, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            for offset, body in bodies(file, size, name):
+            for offset, body, header in bodies(file, size, name):
+                content.update(header)  # which has the body's checksum
                 if body is None:
                     torn = size - offset
                     break
@@ -350,7 +356,7 @@ def scan_journal(path: str | os.PathLike[str]) -> Scan:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise JournalError(f"journal {name}: cannot be read: {reason}", file=name) from error
-    return Scan(name, environment or Environment(arch=""), tuple(measurements), torn)
+    return Scan(name, environment or Environment(arch=""), tuple(measurements), torn, content.hexdigest())
 
 
 def _decode(body: bytes, name: str, offset: int) -> Environment | Measurement:

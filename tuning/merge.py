@@ -56,6 +56,7 @@ from tuning._merge_gathered import Gathered
 from tuning._merge_pools import FAILED, Pool, median, quantile
 from tuning._merge_tables import TablesInForce, build_tables, collect_notes
 from tuning._merge_ties import SPREAD_LIMIT, TOLERANCE, near_ties
+from tuning._words import counted
 from tuning.errors import JournalError, TuningError
 from tuning.journal import Journal, Scan
 from tuning.selection import static_cost
@@ -128,7 +129,7 @@ def merge(
 
     Args:
         journals: taken one by one and let go again: given an iterator, thousands of files need the memory of their
-            numbers only.
+            numbers only. Copies of one file count once, and a note says so.
         rule: ``pooled`` timings, or the ``majority`` of the recordings' winners, ties of votes by ``tie_break``.
         arch: merge this one alone.
         tolerance: what counts as the same time, as a fraction.
@@ -170,6 +171,8 @@ def merge(
     )
     merged, left_out = build_tables(keys, gathered.environments, kept, rules.in_force, rule, date)
     notes = {*left_out, *collect_notes(keys, gathered.environments, rules.in_force, gathered.pools)}
+    if gathered.copies:
+        notes.add(f"{counted(gathered.copies, 'journal')} left out: the same bytes as another one, a copy of it")
     return MergeResult(
         merged,
         keys,

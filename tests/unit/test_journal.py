@@ -959,6 +959,20 @@ def test_a_huge_hole_is_read_in_bounded_memory(tmp_path: Path) -> None:
     assert time.perf_counter() - start < 30
 
 
+def test_a_hole_longer_than_any_disk_takes_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, data = written(tmp_path, RECORDS[0])
+    os.truncate(path, 1 << 42)
+    start = time.perf_counter()
+    assert read_journal(path).torn_bytes == (1 << 42) - len(data)
+    assert time.perf_counter() - start < 10
+    # Where the file system does not tell holes from zeros, so many are no torn tail.
+    monkeypatch.delattr(os, "SEEK_DATA")
+    start = time.perf_counter()
+    with pytest.raises(JournalError, match=f"damaged at offset {len(data)}"):
+        read_journal(path)
+    assert time.perf_counter() - start < 10
+
+
 def test_the_search_behind_damage_is_linear(tmp_path: Path) -> None:
     path, data = written(tmp_path)
     path.write_bytes(data + b"x" + b"TTJ1" * 500_000)

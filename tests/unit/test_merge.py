@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ import pytest
 from recordings import config, environment, journal, record, ssd_journals
 
 from tuning.errors import JournalError, TuningError
-from tuning.journal import Journal, JournalWriter, read_journal, scan_journal
+from tuning.journal import Journal, JournalWriter, Scan, read_journal, scan_journal
 from tuning.merge import KeyFacts, MergeResult, largest_first, merge, smallest_first
 from tuning.spec import Key, LaunchConfig, TuningRecord
 from tuning.tables import Denied, Entry, TableFile, load_tables, table_bytes, write_table
@@ -355,6 +356,33 @@ def test_an_unknown_rule_or_a_wrong_number_is_said() -> None:
             merge([], tolerance=wrong)
         with pytest.raises(TuningError, match="spread_limit: expected a fraction"):
             merge([], spread_limit=wrong)
+
+
+# ----------------------------------------------------------------------------------------------------------- copies
+
+
+def copied(folder: Path, count: int, name: str = "") -> list[Scan]:
+    """Scans of a journal of ``count`` candidates and of its copy, under its own name or another."""
+    folder.mkdir()
+    with JournalWriter(f"{folder}/rec", environment()) as writer:
+        writer.write(record({block: 1.0 + block for block in range(count)}))
+    copy = folder / "copy" / (name or os.path.basename(writer.path))
+    copy.parent.mkdir()
+    shutil.copy(writer.path, copy)
+    return [scan_journal(path) for path in (writer.path, copy)]
+
+
+def test_copies_of_one_journal_count_once(tmp_path: Path) -> None:
+    for at, scans in enumerate((copied(tmp_path / "a", 2), copied(tmp_path / "b", 40, "other.journal"))):
+        result = merge([*scans, journal(record({0: 1.0, 1: 2.0}), rank=1)])
+        assert (only(result).recordings_count, result.journals, result.records) == (2, 2, 2), at
+        assert result.notes == ("1 journal left out: the same bytes as another one, a copy of it",)
+
+
+def test_recordings_that_are_equal_by_chance_both_count(tmp_path: Path) -> None:
+    first, second = copied(tmp_path / "a", 2, "rec.rank0.host.7.0123abcd.journal")
+    assert first.content == second.content != ""
+    assert only(merge([first, second])).recordings_count == 2
 
 
 # ------------------------------------------------------------------------------------------------------------- keys
