@@ -1,4 +1,4 @@
-"""The files of journals: made so that no two processes have one, and brought to the disk."""
+"""The files of journals: made so that no two processes have one, brought to the disk, and found again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Iterable
 
 from tuning.errors import JournalError
 
-__all__ = ["SUFFIX", "close", "create", "look_at", "sync", "sync_folder", "token"]
+__all__ = ["SUFFIX", "close", "create", "find_journals", "look_at", "sync", "sync_folder", "token"]
 
 SUFFIX = ".journal"
 """Ending of every journal's name."""
@@ -55,6 +56,37 @@ def token(path: str) -> str:
     """What no two processes have in the names of their journals; empty of a file that was given another name."""
     found = re.search(r"\.(\d+\.[0-9a-f]{8})\.journal$", os.path.basename(path))
     return found[1] if found else ""
+
+
+def find_journals(arguments: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Expand what a user names into journal files, sorted, each once.
+
+    An argument is a file, a folder (all journals in it), a glob, or the prefix that was given as ``record_path``.
+
+    Raises:
+        JournalError: an argument leads to no file.
+    """
+    found: dict[str, str] = {}
+    for item in arguments:
+        argument = os.fspath(item)
+        if os.path.isfile(argument):
+            paths = [argument]
+        else:
+            # A folder and a prefix may have one name: the prefix meant the files beside a folder made later.
+            escaped = glob.escape(argument)
+            paths = glob.glob(f"{escaped}.rank*{SUFFIX}") + glob.glob(os.path.join(escaped, f"*{SUFFIX}"))
+            if not paths and glob.has_magic(argument):
+                paths = [path for path in glob.glob(argument, recursive=True) if os.path.isfile(path)]
+        if not paths:
+            raise JournalError(
+                f"no journal at {argument}: expected a file, a folder with *{SUFFIX} files, a glob, "
+                "or the prefix given as record_path",
+                file=argument,
+            )
+        for path in paths:
+            file = os.path.realpath(path)
+            found[file] = min(path, found.get(file, path), key=lambda name: (len(name), name))
+    return tuple(sorted(found.values()))
 
 
 def look_at(fd: int, path: str, end: int) -> tuple[str, bytes]:

@@ -33,14 +33,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import hashlib
 import logging
 import os
 import stat
 import threading
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -52,7 +50,7 @@ from tuning._journal_bodies import (
     encode_environment,
     encode_record,
 )
-from tuning._journal_files import SUFFIX, close, create, look_at, sync, sync_folder
+from tuning._journal_files import SUFFIX, close, create, find_journals, look_at, sync, sync_folder
 from tuning._journal_frames import bodies, pack_frame
 from tuning._journal_measurements import Measurement
 from tuning.errors import JournalError
@@ -369,34 +367,3 @@ def _decode(body: bytes, name: str, offset: int) -> Environment | Measurement:
             file=name,
             offset=offset,
         ) from error
-
-
-def find_journals(arguments: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Expand what a user names into journal files, sorted, each once.
-
-    An argument is a file, a folder (all journals in it), a glob, or the prefix that was given as ``record_path``.
-
-    Raises:
-        JournalError: an argument leads to no file.
-    """
-    found: dict[str, str] = {}
-    for item in arguments:
-        argument = os.fspath(item)
-        if os.path.isfile(argument):
-            paths = [argument]
-        else:
-            # A folder and a prefix may have one name: the prefix meant the files beside a folder made later.
-            escaped = glob.escape(argument)
-            paths = glob.glob(f"{escaped}.rank*{SUFFIX}") + glob.glob(os.path.join(escaped, f"*{SUFFIX}"))
-            if not paths and glob.has_magic(argument):
-                paths = [path for path in glob.glob(argument, recursive=True) if os.path.isfile(path)]
-        if not paths:
-            raise JournalError(
-                f"no journal at {argument}: expected a file, a folder with *{SUFFIX} files, a glob, "
-                "or the prefix given as record_path",
-                file=argument,
-            )
-        for path in paths:
-            file = os.path.realpath(path)
-            found[file] = min(path, found.get(file, path), key=lambda name: (len(name), name))
-    return tuple(sorted(found.values()))
