@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, NoReturn, get_args
 
+from tuning._bounded import count_values
 from tuning._manifest_content import (
     SCHEMA_VERSION,
     AutotunerState,
@@ -20,8 +21,10 @@ from tuning.spec import SOURCES, Environment, Key, LaunchConfig
 
 __all__ = ["CHOICE_SHAPE", "MAX_BYTES", "Reader"]
 
-MAX_BYTES = 256 << 20
-"""Largest manifest that is read. One of 100,000 choices takes about 60 MiB."""
+MAX_BYTES = 64 << 20
+"""Largest manifest that is read. One of 100,000 choices takes about 60 MiB, and some 1.6 GiB of memory to read."""
+
+_MAX_VALUES = 8 << 20  # one of 100,000 choices has half as many; so many take no more memory than that
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ class Reader:
         """See :func:`tuning.manifest.manifest_from_bytes`."""
         if len(content) > MAX_BYTES:
             self._fail("$", f"at most {MAX_BYTES} bytes", f"{len(content)} or more")
+        if count_values(content) > _MAX_VALUES:
+            self._fail("$", f"at most {_MAX_VALUES} values", "more")
         try:
             document = json.loads(content, object_pairs_hook=self._object, parse_constant=self._constant)
         except (ValueError, RecursionError) as error:

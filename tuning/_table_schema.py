@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
+from tuning._bounded import count_values
 from tuning._table_rows import SCHEMA_VERSION, Denied, Entry, Pairs, TableFile
 from tuning.errors import TableError
 from tuning.spec import Json, LaunchConfig, canonical_json
@@ -23,7 +24,10 @@ from tuning.spec import Json, LaunchConfig, canonical_json
 __all__ = ["ARCH", "MAX_BYTES", "MAX_DEPTH", "PACKAGE", "attempt", "entry_of_text", "fail", "parse"]
 
 MAX_BYTES = 32 * 1024 * 1024
-"""Largest table file that is read: room for 60,000 entries, and under 1 GiB of memory whatever it holds."""
+"""Largest table file that is read: room for 60,000 entries."""
+
+MAX_VALUES = 4 << 20
+"""Most values in one: 60,000 entries have less than half as many. Memory goes by them: under 1 GiB whatever they are."""
 
 MAX_DEPTH = 16
 """Deepest nesting inside one encoded value or one entry's evidence."""
@@ -576,6 +580,8 @@ def parse(data: bytes, file: str | None = None, *, arch: str | None = None, pack
     """
     if len(data) > MAX_BYTES:
         fail(file, "$", f"at most {MAX_BYTES} bytes", str(len(data)), "split the table by package")
+    if count_values(data) > MAX_VALUES:
+        fail(file, "$", f"at most {MAX_VALUES} values", "more", "split the table by package")
     if data.startswith(b"\xef\xbb\xbf"):
         fail(file, "$", "UTF-8 without a byte order mark", "a byte order mark", "save the file without it")
     try:

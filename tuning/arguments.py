@@ -21,6 +21,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tuning._bounded import read_regular
 from tuning._words import a_few
 from tuning.errors import PolicyError
 from tuning.policy import AutotunePolicy, PolicyField, policy_fields, shown
@@ -28,6 +29,8 @@ from tuning.policy import AutotunePolicy, PolicyField, policy_fields, shown
 __all__ = ["add_arguments", "policy_from_args", "policy_from_mapping", "policy_from_yaml", "policy_to_argv"]
 
 _DETERMINISTIC_FLAG = "--deterministic-mode"
+
+_MAX_BYTES = 1 << 20  # of a YAML file: PyYAML takes some ten seconds for as much
 
 _SECTION = "triton_autotune"
 """Name of the YAML section, and prefix of the attributes on a namespace."""
@@ -201,8 +204,9 @@ def policy_from_yaml(path: str | os.PathLike[str]) -> AutotunePolicy:
     that is empty (null) gives the default policy; a file without one is an error, because it was named for it.
 
     Raises:
-        PolicyError: PyYAML is missing, the file cannot be read or is no YAML, the section is missing, a key stands in
-            it twice, or a value cannot be used. The message begins with the file, and the line where there is one.
+        PolicyError: PyYAML is missing, the file cannot be read, is over 1 MiB or is no YAML, the section is missing, a
+            key stands in it twice, or a value cannot be used. The message begins with the file, and the line where
+            there is one.
     """
     file = os.fspath(path)
     try:
@@ -236,14 +240,21 @@ def policy_from_yaml(path: str | os.PathLike[str]) -> AutotunePolicy:
 
 
 def _read(file: str) -> str:
+    expected = f"a YAML file with a {_SECTION!r} section"
     try:
-        with open(file, "rb") as stream:
-            data = stream.read()
-    except OSError as error:
-        expected = f"a YAML file with a {_SECTION!r} section"
+        data = read_regular(file, _MAX_BYTES)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise PolicyError(
-            f"{file}: cannot be read ({error.strerror}); expected {expected}", value=file, expected=expected
+            f"{file}: cannot be read ({reason}); expected {expected}", value=file, expected=expected
         ) from None
+    if len(data) > _MAX_BYTES:
+        raise PolicyError(
+            f"{file}: cannot be read (it is over {_MAX_BYTES} bytes); expected {expected}: put the section into a "
+            "file of its own",
+            value=file,
+            expected=expected,
+        )
     try:
         return data.decode()
     except UnicodeDecodeError as error:

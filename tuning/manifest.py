@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tuning._atomic import write_atomically
+from tuning._bounded import read_regular
 from tuning._manifest_content import (
     SCHEMA_VERSION,
     AutotunerState,
@@ -145,11 +146,11 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
         TableError: the file cannot be read, is no manifest of this version, or is not as it was written.
     """
     try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
+        content = read_regular(path, MAX_BYTES)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise TableError(
-            f"manifest {os.fspath(path)}: cannot be read ({error.strerror or error}); expected the file of a run",
+            f"manifest {os.fspath(path)}: cannot be read ({reason}); expected the file of a run",
             file=os.fspath(path),
             expected="a file that can be read",
             found=str(error),

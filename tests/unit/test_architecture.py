@@ -17,7 +17,7 @@ PACKAGE = ROOT / "tuning"
 
 # Low to high. A part imports what lies below it, and itself. Siblings do not import each other.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "_atomic", "_patches", "_words"}),
+    frozenset({"errors", "_atomic", "_bounded", "_patches", "_words"}),
     frozenset({"spec"}),
     frozenset({"policy", "selection", "tables", "journal", "merge", "verification", "manifest"}),
     frozenset({"interception", "inductor", "interpreter", "inventory", "determinism", "resumption"}),

@@ -13,7 +13,13 @@ import types
 
 import pytest
 
-from tuning.arguments import add_arguments, policy_from_args, policy_from_mapping, policy_from_yaml, policy_to_argv
+from tuning.arguments import (
+    add_arguments,
+    policy_from_args,
+    policy_from_mapping,
+    policy_from_yaml,
+    policy_to_argv,
+)
 from tuning.errors import PolicyError
 from tuning.policy import AutotunePolicy, policy_fields
 
@@ -542,6 +548,15 @@ def test_a_file_that_cannot_be_read(write, tmp_path):
         == f"no.yaml: cannot be read (No such file or directory); {EXPECTED_FILE}"
     )
     assert str(refusal(policy_from_yaml, os.curdir)) == f".: cannot be read (Is a directory); {EXPECTED_FILE}"
+    # Opening the pipe would wait for a writer, and the device has no end.
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", "/dev/zero"):
+        said = str(refusal(policy_from_yaml, place))
+        assert said == f"{place}: cannot be read (not a regular file); {EXPECTED_FILE}"
+    large = write("a: 1\n" * ((1 << 20) // 5 + 1))
+    assert str(refusal(policy_from_yaml, large)) == (
+        f"{large}: cannot be read (it is over 1048576 bytes); {EXPECTED_FILE}: put the section into a file of its own"
+    )
 
 
 def test_without_pyyaml_the_message_says_what_to_install(write, monkeypatch):

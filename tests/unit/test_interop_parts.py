@@ -15,7 +15,7 @@ from tuning import interop
 from tuning.errors import TableError, TuningError
 from tuning.interop import FORMATS, Loss, known_kernels
 from tuning.interop._configs import config_to_json, read_config
-from tuning.interop._documents import MAX_BYTES, MAX_DEPTH, Node, find_files, parse, read_bytes, write_bytes
+from tuning.interop._documents import MAX_BYTES, MAX_DEPTH, MAX_VALUES, Node, find_files, parse, read_bytes, write_bytes
 from tuning.interop._known import KnownKernels
 from tuning.interop._result import Losses
 from tuning.interop._values import Unportable, decode, decode_scalar, encode_foreign, str_of, value_of_str
@@ -52,6 +52,7 @@ def refused(data: bytes, **how: Any) -> str:
         (b"[" * 100_000, "f.json: $: expected values nested at most 12 levels deep, found nesting too deep to parse"),
         (b"[" * 13 + b"]" * 13, f"f.json: ${'[0]' * MAX_DEPTH}: expected at most 12 levels of nesting, found more"),
         (b" " * (MAX_BYTES + 1), "f.json: $: expected at most 16777216 bytes, found more"),
+        (b"[" + b"[]," * MAX_VALUES + b"1]", "f.json: $: expected at most 1048576 values, found more"),
     ],
 )
 def test_what_is_no_document(data: bytes, message: str) -> None:
@@ -69,15 +70,16 @@ def test_a_byte_order_mark_and_any_order_of_members_are_fine() -> None:
 
 
 def test_a_hostile_document_takes_bounded_memory() -> None:
-    # Empty arrays take the most memory for each byte; a sixteenth of the largest file, so that tracing stays fast.
-    data = b"[" + b"[]," * (MAX_BYTES // 16 // 3) + b"[]]"
+    # Small objects take the most memory for each value; a sixteenth of the largest file, so that tracing stays fast.
+    count = MAX_VALUES // 16 // 2
+    data = ("[" + ",".join(f'{{"a{at}":[]}}' for at in range(count)) + "]").encode()
     tracemalloc.start()
     try:
         parse(data, "f")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 2**30 // 16
+    assert peak < (400 << 20) // 16
 
 
 def test_members_and_items_know_their_places() -> None:

@@ -332,6 +332,13 @@ def test_a_missing_folder_and_a_missing_file_are_errors_that_name_them(tmp_path)
     assert caught.value.file == str(tmp_path / "none" / "run.json")
     with pytest.raises(TableError, match=r"none\.json: cannot be read"):
         read_manifest(tmp_path / "none.json")
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
+    for place in (tmp_path / "pipe", pathlib.Path("/dev/zero")):
+        with pytest.raises(TableError, match=r"cannot be read \(not a regular file\)") as caught:
+            read_manifest(place)
+        assert caught.value.file == str(place)
+    with pytest.raises(TableError, match="at most 8388608 values, found more"):
+        manifest_from_bytes(b"[" + b"[]," * (8 << 20) + b"[]]")
 
 
 # --- the reader

@@ -239,6 +239,8 @@ class TestFile:
             read_table(path)
         with pytest.raises(TableError, match=f"at most {MAX_BYTES} bytes"):
             parse_table(bytes(MAX_BYTES + 1))
+        with pytest.raises(TableError, match="at most 4194304 values, found more; split"):
+            parse_table(b"[" + b"[]," * (4 << 20) + b"[]]")
 
 
 def entry(kernel: str = "pack.a.k", stages: int = 2, **fields: Any) -> Entry:

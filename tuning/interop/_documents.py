@@ -18,14 +18,27 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tuning._bounded import count_values
 from tuning._table_schema import fail
 from tuning.spec import Json
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_VALUE_DEPTH", "Node", "find_files", "parse", "read_bytes", "write_bytes"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "MAX_VALUES",
+    "MAX_VALUE_DEPTH",
+    "Node",
+    "find_files",
+    "parse",
+    "read_bytes",
+    "write_bytes",
+]
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Largest foreign file that is read. A Megatron-LM table of 40,000 keys takes about as much, and parsing it at worst
-(a file of empty arrays) some 400 MiB of memory."""
+"""Largest foreign file that is read. A Megatron-LM table of 40,000 keys takes about as much."""
+
+MAX_VALUES = 1 << 20
+"""Most values in one: that table has half as many. Parsing so many takes at worst some 400 MiB of memory."""
 
 MAX_DEPTH = 12
 """Deepest nesting in a foreign file. None of the formats goes deeper than six by itself; key values may be nested."""
@@ -151,6 +164,8 @@ def parse(data: bytes, file: str, *, infinite: bool = False) -> Node:
     """
     if len(data) > MAX_BYTES:
         fail(file, "$", f"at most {MAX_BYTES} bytes", "more")
+    if count_values(data) > MAX_VALUES:
+        fail(file, "$", f"at most {MAX_VALUES} values", "more")
     try:
         text = data.decode("utf-8-sig")
         raw = json.loads(text, object_pairs_hook=tuple, parse_constant=_Constant)
