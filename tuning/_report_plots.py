@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,10 +74,11 @@ def timing_plot(facts: KeyFacts) -> str:
     left, width, row, top = 12 + 6.7 * max(map(len, names)), 420.0, 20, 26
     low, far = min(item.low_ms for item in timed), best * _BEYOND
     high = max(min(max(item.high_ms, item.low_ms), far) for item in timed)
-    low, high = low - 0.04 * (high - low or low), high + 0.04 * (high - low or low)
+    low, high = low - 0.04 * (high - low or low), min(high + 0.04 * (high - low or low), sys.float_info.max)
+    span = high - low or 1.0  # of the least times that there are, no part is left
 
     def x(value: float) -> float:
-        return left + width * (min(max(value, low), high) - low) / (high - low)
+        return left + width * ((min(max(value, low), high) - low) / span)
 
     bottom = top + row * len(timed)
     tied = max(x(best * (1 + facts.tolerance)) - x(best), 1)

@@ -27,7 +27,7 @@ MAX_BYTES = 32 * 1024 * 1024
 """Largest table file that is read: room for 60,000 entries."""
 
 MAX_VALUES = 4 << 20
-"""Most values in one: 60,000 entries have less than half as many. Memory goes by them: under 1 GiB whatever they are."""
+"""Most values in one: 60,000 entries have less than half as many. Memory goes by them: under 1 GiB at worst."""
 
 MAX_DEPTH = 16
 """Deepest nesting inside one encoded value or one entry's evidence."""

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
-from tuning._words import counted
+from tuning._words import a_few, counted
+from tuning.errors import JournalError
 from tuning.merge import CandidateFacts, KeyFacts, MergeResult, RecordingFacts
 from tuning.spec import Json, Key, LaunchConfig
 
@@ -31,6 +32,7 @@ __all__ = [
     "rank_text",
     "report_json",
     "report_rows",
+    "select_kernels",
     "text_lines",
 ]
 
@@ -292,6 +294,24 @@ def rank_rows(facts: KeyFacts) -> Rows:
     )
     title = f"Winners: {facts.kernel.qualified_name} {facts.key} on {facts.arch}"
     return Rows(title, ("winner", "recordings:", "ranks", "regret:"), rows)
+
+
+def select_kernels(result: MergeResult, kernels: Sequence[str]) -> MergeResult:
+    """The result with some kernels alone: qualified names, bare names, or a package or module of theirs.
+
+    Raises:
+        JournalError: a name is none of those recorded.
+    """
+    for name in kernels:
+        if not any(_is_named(facts, name) for facts in result.keys):
+            found = sorted({facts.kernel.qualified_name for facts in result.keys})
+            raise JournalError(
+                f"no kernel {name!r} was recorded: expected the name, module or package of one of "
+                f"{a_few(found, width=200) or 'none'}"
+            )
+    return replace(
+        result, keys=tuple(facts for facts in result.keys if any(_is_named(facts, name) for name in kernels))
+    )
 
 
 def report_rows(result: MergeResult, *, kernels: Sequence[str] = (), details: bool = False) -> tuple[Rows, ...]:

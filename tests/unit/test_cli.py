@@ -505,6 +505,22 @@ def test_report_shows_kernels_in_full_where_asked(package: str, journals: str, c
         assert ("Merged choices" in text) is (argv == ["--details"])
 
 
+def test_report_of_a_kernel_is_of_it_alone_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = write_journals(tmp_path / "journals", "pkg.ops.kernel")
+    write_journals(tmp_path / "journals", "pkg.other.second")
+    capsys.readouterr()
+    found = run_json(capsys, "report", folder, "--kernel", "second")
+    assert {each["kernel"] for each in found["results"]} == {"pkg.other.second"}
+    assert found["kernels"] == 1
+    page = tmp_path / "page.html"
+    assert cli.main(["report", folder, "--kernel", "second", "--html", str(page)]) == 0
+    assert "second" in page.read_text()
+    assert "pkg.ops" not in page.read_text()
+    for form in ([], ["--json"], ["--html", str(page)]):
+        said = error_of(capsys, "report", folder, "--kernel", "second", "--kernel", "sec", *form, code=1)
+        assert "no kernel 'sec' was recorded: expected the name, module or package of one of pkg.ops.kernel" in said
+
+
 def test_report_of_one_arch_and_rule(journals: str, capsys: pytest.CaptureFixture[str]):
     assert run_json(capsys, "report", journals, "--arch", "sm90", "--rule", "majority")["rule"] == "majority"
     assert "no journal has 'sm42'" in error_of(capsys, "report", journals, "--arch", "sm42", code=1)

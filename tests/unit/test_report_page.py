@@ -52,6 +52,14 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
+@pytest.mark.parametrize("time", [5e-324, 1e-320, 1.7976931348623157e308, 0.0])
+def test_the_least_and_the_greatest_times_are_drawn(time: float) -> None:
+    text = page(merge([journal(record({16: time, 32: time}), record({16: 5e-324, 32: time}, key=Key.of({"n": 1})))]))
+    Page(text)
+    for drawing in drawings(text):
+        assert not any("nan" in value or "inf" in value for part in drawing.iter() for value in part.attrib.values())
+
+
 def drawings(text: str) -> Iterator[ElementTree.Element]:
     for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         yield ElementTree.fromstring(found)

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from .._report_page import page
     from ..journal import find_journals, scan_journal
     from ..merge import merge
-    from ..report import report_json, report_rows
+    from ..report import report_json, report_rows, select_kernels
     from ._rows import print_rows
 
     paths = find_journals(options.journals)
@@ -49,6 +49,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         merged = merge(map(scan_journal, files), rule=options.rule, arch=options.arch)
     if not merged.records:
         raise no_records("report", paths)
+    if options.kernel:
+        merged = select_kernels(merged, options.kernel)
     if options.html is not None:
         _write_page(options.html, page(merged))
     if options.json:
