@@ -81,8 +81,8 @@ class TableCoverage(NamedTuple):
         arch: the arch.
         exact: number of entries for single keys.
         wildcard: whether there is a ``*`` entry.
-        stale: how many of those entries name a config that is no candidate, and so count as misses. Not known, and 0,
-            where the autotuner prunes: a pruner may return configs of its own.
+        stale: how many of those entries can never be used, and so count as misses: the config is none of the listed
+            candidates or is denied, or the kernel has no key or argument of a name that the entry has.
     """
 
     arch: str
@@ -117,6 +117,7 @@ class AutotunerInfo:
         module: the module that defines it.
         candidates: the candidates, in order.
         key_names: the declared key.
+        arg_names: the kernel's parameters; empty where they are not known.
         hooks: ``pre_hook``, ``post_hook``, ``config.pre_hook``, where they exist.
         pruner: ``early_config_prune``, ``perf_model``, both joined by ``+``, or empty.
         resets: what Triton resets or restores while benchmarking.
@@ -139,6 +140,7 @@ class AutotunerInfo:
     module: str
     candidates: tuple[LaunchConfig, ...]
     key_names: tuple[str, ...]
+    arg_names: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
     pruner: str = ""
     resets: Resets = field(default=Resets())
@@ -258,7 +260,7 @@ def read_notes(
     declared: int | None = None,
     through: str | None = None,
     fragmenting: Mapping[str, str] | None = None,
-    tables: Sequence[TableCoverage] = (),
+    stale: Mapping[str, Sequence[str]] | None = None,
     policy: PolicyLike | None = None,
 ) -> tuple[Note, ...]:
     """The notes that follow from what was read off an autotuner and its source.
@@ -268,7 +270,7 @@ def read_notes(
         declared: number of candidates in the source.
         through: qualified name of what the source passes them through.
         fragmenting: key names that may take a new value with every batch, with the reason.
-        tables: coverage by tables.
+        stale: for each arch, why entries of its tables can never be used, a reason for each entry.
         policy: the policy, if there is one.
     """
     notes: list[Note] = []
@@ -294,11 +296,10 @@ def read_notes(
     name = read.kernel.qualified_name
     if policy is not None and policy.in_scope(name) and policy.is_config_invariant(name):
         notes.append(Note("config_invariant", "listed in config_invariant: keeps Triton's timed choice"))
-    for item in tables:
-        if item.stale:
-            notes.append(
-                Note("stale_entries", f"{item.stale} of the {item.arch} entries name a config that is no candidate")
-            )
+    for arch, reasons in (stale or {}).items():
+        if reasons:
+            why = "; ".join(dict.fromkeys(reasons))
+            notes.append(Note("stale_entries", f"{len(reasons)} of the {arch} entries can never be used: {why}"))
     return tuple(notes)
 
 

@@ -79,6 +79,7 @@ def _unlisted(
             module=module,
             candidates=read.candidates,
             key_names=read.key_names,
+            arg_names=read.arg_names,
             hooks=read.hooks,
             pruner=read.pruner,
             resets=Resets(read.reset_to_zero, read.restore_value),

@@ -312,5 +312,8 @@ class ImportedSources:
             if never:
                 where = ", ".join(f"{call.kernel} at line {call.line}" for call in never)
                 reason = f"decorated in the source, yet no autotuner is there ({_WHY_NOT}): {where}"
-                problems.append(Problem(name, "not made", reason, len(never)))
+                made = {call.kernel for module, call in self._made if module == name and call.function is None}
+                # Of two definitions of one name, in branches or one after the other, the other is listed.
+                count = sum(call.kernel not in made for call in never)
+                problems.append(Problem(name, "not made", reason, count))
         return problems

@@ -10,13 +10,15 @@ candidate all the same, because a pruner may return configs of its own: unchecke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from ._table_fit import key_of, misfit
+from ._table_index import DeniedIndex
 from ._words import counted
-from .spec import Json, LaunchConfig
-from .tables import Denied, Entry, TableFile
+from .spec import Json, Key, LaunchConfig
+from .tables import Denied, Entry, TableFile, Tables
 
 __all__ = ["AutotunerLike", "Finding", "FindingKind", "check_coverage", "check_tables", "modules_of", "unseen_rows"]
 
@@ -24,7 +26,9 @@ FindingKind = Literal[
     "missing_kernel",
     "single_candidate",
     "not_a_candidate",
+    "denied_config",
     "other_key",
+    "other_arguments",
     "stale_source",
     "other_triton",
     "uncovered",
@@ -35,11 +39,12 @@ FindingKind = Literal[
 
 ``missing_kernel``: its module imports and has no autotuner of that name. ``single_candidate``: it is there, with
 nothing to choose. ``not_a_candidate``: the entry's config is none of the candidates, so the entry counts as a miss.
-``other_key``: the autotuner's key has other names, so the entry is never found. ``stale_source``: the kernel's source
-has changed since, so the entry's speed is in doubt. ``other_triton``: so it is under another Triton. ``uncovered``:
-an installed autotuner with a choice, of which no table of the arch has an entry. ``unchecked``: no problem; it could
-not be looked at. ``idle_denial``: no problem; what is denied is no candidate here, and may be one in another version of
-the package, or on the arch that the table is for.
+``denied_config``: so it does, as its own table denies its config. ``other_key``: the autotuner's key has other names,
+so the entry is never found. ``other_arguments``: nor is one that names the dtype of an argument that the kernel has
+not. ``stale_source``: the kernel's source has changed since, so the entry's speed is in doubt. ``other_triton``: so it
+is under another Triton. ``uncovered``: an installed autotuner with a choice, of which no table of the arch has an entry
+that can be used. ``unchecked``: no problem; it could not be looked at. ``idle_denial``: no problem; what is denied is
+no candidate here, and may be one in another version of the package, or on the arch that the table is for.
 """
 
 
@@ -57,6 +62,10 @@ class AutotunerLike(Protocol):
     @property
     def key_names(self) -> tuple[str, ...]:
         """Its declared key."""
+
+    @property
+    def arg_names(self) -> tuple[str, ...]:
+        """The kernel's parameters; empty where they are not known."""
 
     @property
     def source_hash(self) -> str | None:
@@ -154,7 +163,7 @@ def check_tables(
 def check_coverage(
     files: Iterable[TableFile], autotuners: Iterable[AutotunerLike], *, beside: Iterable[str] = ()
 ) -> tuple[Finding, ...]:
-    """The installed autotuners with a choice of which the tables of an arch have no entry, for each arch of the tables.
+    """The installed autotuners with a choice of which the tables of an arch have no usable entry, for each such arch.
 
     Args:
         files: the tables.
@@ -164,20 +173,23 @@ def check_coverage(
     Returns:
         The findings, sorted.
     """
-    tables = tuple(files)
+    given = tuple(files)
     exempt = set(beside)
-    wanted = sorted({each.kernel for each in autotuners if len(each.candidates) > 1} - exempt)
+    wanted = {each.kernel: each for each in autotuners if len(each.candidates) > 1 and each.kernel not in exempt}
     found = []
-    for arch in sorted({file.arch for file in tables}):
-        covered = {entry.kernel for file in tables if file.arch == arch for entry in file.entries}
-        found += [
-            Finding(
-                arch, kernel, "", "uncovered", f"no table of {arch} has an entry: the on-miss rule chooses; record it"
-            )
-            for kernel in wanted
-            if kernel not in covered
-        ]
+    for arch in sorted({file.arch for file in given}):
+        tables = Tables(arch, [[file] for file in given if file.arch == arch])
+        for kernel, autotuner in wanted.items():
+            entries = tables.entries(kernel)
+            if not all(_misfit(entry, autotuner, tables.denied) for entry in entries):
+                continue
+            has = f"no entry of {arch} can be used" if entries else f"no table of {arch} has an entry"
+            found.append(Finding(arch, kernel, "", "uncovered", f"{has}: the on-miss rule chooses; record it"))
     return tuple(sorted(found))
+
+
+def _misfit(entry: Entry, autotuner: AutotunerLike, denied: Callable[[str, Key], Mapping[LaunchConfig, Denied]]) -> str:
+    return misfit(entry, autotuner.candidates, autotuner.key_names, autotuner.arg_names or None, denied)
 
 
 def unseen_rows(files: Iterable[TableFile], findings: Iterable[Finding]) -> int:
@@ -261,10 +273,19 @@ def _check_kernel(
             )
         )
     live = set(autotuner.candidates)
+    index = DeniedIndex()
+    for row in denied:
+        index.add(row)
     for entry in entries:
         text = str(entry).removeprefix(kernel).strip()
         if entry.key is not None:
             found += _check_key(finding, text, entry, autotuner)
+        denial = index.matching(key_of(entry)).get(entry.config)
+        if denial is not None:
+            message = (
+                f"{entry.config} is denied by this table ({denial.reason}): the entry counts as a miss; drop it or "
+            )
+            found.append(finding("denied_config", message + "record this key again", text))
         if entry.config not in live:
             found.append(_not_live(finding, text, entry.config, autotuner))
     for row in denied:
@@ -282,6 +303,10 @@ def _check_key(finding: _MakeFinding, text: str, entry: Entry, autotuner: Autotu
     # A declared name that is no argument of the kernel is dropped by Triton, and an optional argument may be left out
     # of a call, so an entry may have fewer names than the autotuner declares. It can have no others.
     foreign = sorted({key for key, _ in entry.key or ()} - set(autotuner.key_names))
+    absent = sorted({name for name, _ in entry.dtypes or ()} - set(autotuner.arg_names))
+    if absent and autotuner.arg_names and not foreign:
+        message = f"it names the dtype of {', '.join(absent)}, which the installed kernel has not: it is never found; "
+        return [finding("other_arguments", message + "record this kernel again", text)]
     if not foreign:
         return []
     return [

@@ -45,6 +45,7 @@ from ._autotuner_run import join_manifests, policy_of
 from ._autotuner_search import Binding, python_function, search
 from ._autotuner_source import ImportedSources, parse_source
 from ._package_walk import Unimported, package_without_init, walk
+from ._table_fit import misfit
 from .errors import InventoryError
 from .interception import AutotunerFacts, facts, supported_triton
 from .spec import Json
@@ -83,7 +84,8 @@ class Coverage(NamedTuple):
     Attributes:
         covered: those with at least one entry that can be used.
         total: those that have something to choose.
-        percent: the ratio; 100 if nothing is left to choose, 0 if there is no autotuner at all.
+        percent: the ratio; 100 if nothing is left to choose, 0 if there is no autotuner at all, or if that nothing is
+            left cannot be told from all having been cut at import.
     """
 
     covered: int
@@ -191,7 +193,7 @@ def take_inventory(
         if not _under(kernel, names):
             elsewhere.add(kernel)
             continue
-        covered = tuple(_table_coverage(table, read) for table in tables)
+        covered = [_table_coverage(table, read) for table in tables]
         infos.append(_info(read, bindings, sources, covered, policy, deterministic))
     problems += sources.unmade()
     infos = note_shared_names(sorted(infos, key=lambda info: (info.kernel, info.origin or "", info.found_at)))
@@ -208,21 +210,30 @@ def known_archs(table_path: Sequence[str | os.PathLike[str]] = ()) -> tuple[str,
     )
 
 
-def coverage(infos: Iterable[AutotunerInfo], arch: str) -> Coverage:
+def coverage(infos: Iterable[AutotunerInfo], arch: str, *, problems: Iterable[Problem] = ()) -> Coverage:
     """How many autotuners have a usable entry in the tables of ``arch``: the figure for a gate.
 
     Counted are autotuners that have something to choose: those reduced to one candidate at import count, uncovered;
     other singletons and config-invariant kernels do not count. Out of scope, or out of reach, is uncovered whatever
-    the tables hold. No autotuner at all gives 0 percent: a gate that found nothing must not pass.
+    the tables hold. No autotuner at all gives 0 percent: a gate that found nothing must not pass. Nor does one that
+    found single candidates alone, of which it cannot tell whether they are what is left of more.
+
+    Args:
+        infos: the autotuners.
+        arch: whose tables.
+        problems: what was not looked into. The autotuners that its sources would make count, uncovered, unless the
+            module is one that is run by hand or by a test runner.
 
     Raises:
         InventoryError: the autotuners were listed without the tables of this arch.
     """
     infos = list(infos)
-    covered = total = 0
+    covered, total = 0, sum(problem.autotuners for problem in problems if problem.kind != "skipped")
+    unknown = not infos  # whether nothing, or nothing that is known to be all, was found
     for info in infos:
         reduced = info.has("reduced_at_import")
         if info.has("config_invariant") or (len(info.candidates) == 1 and not reduced):
+            unknown = unknown or not (info.has("config_invariant") or info.declared == 1)
             continue
         tables = next((item for item in info.tables if item.arch == arch), None)
         if tables is None:
@@ -236,7 +247,7 @@ def coverage(infos: Iterable[AutotunerInfo], arch: str) -> Coverage:
         total += 1
         reachable = not reduced and not info.has("run_replaced") and info.state not in ("outside scope", "not covered")
         covered += reachable and tables.covers
-    percent = 100.0 * covered / total if total else (100.0 if infos else 0.0)
+    percent = 100.0 * covered / total if total else (0.0 if unknown else 100.0)
     return Coverage(covered, total, percent)
 
 
@@ -281,19 +292,21 @@ def _module_of(name: str, modules: Collection[str]) -> str:
     return name.rpartition(".")[0]
 
 
-def _table_coverage(tables: Tables, read: AutotunerFacts) -> TableCoverage:
+def _table_coverage(tables: Tables, read: AutotunerFacts) -> tuple[TableCoverage, list[str]]:
+    """What the tables hold for an autotuner, and why which of their entries cannot be used."""
     entries = tables.entries(read.kernel.qualified_name)
-    live = {config.text for config in read.candidates}
-    stale = 0 if read.pruner else sum(entry.config.text not in live for entry in entries)
+    live = frozenset(read.candidates)
+    reasons = [misfit(entry, live, read.key_names, read.arg_names, tables.denied) for entry in entries]
+    stale = [reason for reason in reasons if reason]
     exact = sum(entry.key is not None for entry in entries)
-    return TableCoverage(tables.arch, exact, exact < len(entries), stale)
+    return TableCoverage(tables.arch, exact, exact < len(entries), len(stale)), stale
 
 
 def _info(
     read: AutotunerFacts,
     bindings: Sequence[Binding],
     sources: ImportedSources,
-    tables: tuple[TableCoverage, ...],
+    covered: Sequence[tuple[TableCoverage, list[str]]],
     policy: PolicyLike | None,
     deterministic: bool,
 ) -> AutotunerInfo:
@@ -315,6 +328,7 @@ def _info(
         module=module,
         candidates=read.candidates,
         key_names=read.key_names,
+        arg_names=read.arg_names,
         hooks=read.hooks,
         pruner=read.pruner,
         resets=Resets(read.reset_to_zero, read.restore_value),
@@ -326,9 +340,14 @@ def _info(
         origin=origin,
         found_at=tuple(dict.fromkeys(place.where for place in places)),
         declared=declared,
-        tables=tables,
+        tables=tuple(item for item, _ in covered),
         notes=read_notes(
-            read, declared=declared, through=through, fragmenting=fragmenting, tables=tables, policy=policy
+            read,
+            declared=declared,
+            through=through,
+            fragmenting=fragmenting,
+            stale={item.arch: reasons for item, reasons in covered},
+            policy=policy,
         ),
     )
 

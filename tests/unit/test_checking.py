@@ -23,6 +23,7 @@ class Autotuner:
     kernel: str = KERNEL
     candidates: tuple[LaunchConfig, ...] = (config(16), config(32))
     key_names: tuple[str, ...] = ("n", "flag")
+    arg_names: tuple[str, ...] = ("x", "n", "flag", "BLOCK")
     source_hash: str | None = "aaaa"
     pruner: str = ""
 
@@ -54,7 +55,7 @@ def kinds(found: tuple[Finding, ...]) -> list[str]:
 
 def test_what_fits_gives_no_finding():
     wildcard = entry(32, key=None, dtypes=None)
-    denied = Denied(KERNEL, config(32), None, "racy", "somebody")
+    denied = Denied(KERNEL, config(32), (("n", "128"),), "racy", "somebody")
     assert check(table(entry(), wildcard, denied=(denied,)), Autotuner()) == ()
 
 
@@ -96,6 +97,36 @@ def test_uncovered_are_the_autotuners_with_a_choice_and_no_entry_on_an_arch():
     ]
     assert {(each.kind, each.is_problem) for each in found} == {("uncovered", True)}
     assert check_coverage([table(entry())], installed, beside=["pkg.mod.other", "pkg.x"]) == ()
+
+
+def test_what_can_never_be_used_covers_nothing():
+    key, many = (("seqlen", "64"),), Autotuner()
+    racy = Denied(KERNEL, config(16), None, "racy", "somebody")
+    for rows in (
+        table(entry(64)),
+        table(entry(key=key)),
+        table(entry(dtypes=(("absent", "float16"),))),
+        table(entry(), denied=(racy,)),
+        table(entry(key=None, dtypes=None), denied=(racy,)),
+    ):
+        (found,) = check_coverage([rows], [many])
+        assert found.message == "no entry of sm90 can be used: the on-miss rule chooses; record it"
+    elsewhere = replace(racy, key=(("n", "128"),))
+    assert check_coverage([table(entry(), denied=(elsewhere,))], [many]) == ()
+
+
+def test_an_entry_whose_config_its_own_table_denies_is_a_miss():
+    racy = Denied(KERNEL, config(16), (("n", "64"),), "racy", "somebody")
+    (found,) = check(table(entry(), denied=(racy,)), Autotuner())
+    assert (found.kind, found.is_problem, found.entry) == ("denied_config", True, "n=64 x:float16")
+    assert "denied by this table (racy)" in found.message
+
+
+def test_a_dtype_of_an_argument_that_is_not_there_is_never_found():
+    (found,) = check(table(entry(dtypes=(("y", "float16"),))), Autotuner())
+    assert (found.kind, found.is_problem) == ("other_arguments", True)
+    assert "names the dtype of y, which the installed kernel has not" in found.message
+    assert check(table(entry(dtypes=(("y", "float16"),))), Autotuner(arg_names=())) == ()
 
 
 def test_a_pruner_may_return_configs_of_its_own():

@@ -37,7 +37,7 @@ from tuning.inventory import (
 )
 from tuning.policy import AutotunePolicy
 from tuning.spec import Choice, Key, LaunchConfig
-from tuning.tables import Entry, TableFile, write_table
+from tuning.tables import Denied, Entry, TableFile, write_table
 
 pytestmark = pytest.mark.stub
 
@@ -934,7 +934,8 @@ COVERED = (TableCoverage("sm90", 1, False),)
     ("infos", "expected"),
     [
         ([], (0, 0, 0.0)),
-        ([info_of(candidates=1, tables=COVERED)], (0, 0, 100.0)),
+        ([info_of(candidates=1, tables=COVERED, declared=1)], (0, 0, 100.0)),
+        ([info_of(candidates=1, tables=COVERED)], (0, 0, 0.0)),
         ([info_of(tables=COVERED), info_of(tables=(TableCoverage("sm90", 0, False),))], (1, 2, 50.0)),
         ([info_of(tables=COVERED, state="outside scope")], (0, 1, 0.0)),
         ([info_of(tables=COVERED, state="not covered")], (0, 1, 0.0)),
@@ -952,6 +953,48 @@ def test_coverage_counts_what_has_something_to_choose(
 
     infos = [replace(info, notes=tuple(Note(*item) for item in info.notes)) for info in infos]
     assert coverage(infos, "sm90") == expected
+
+
+def test_what_was_not_looked_into_is_not_covered(make: Maker, tmp_path: Path) -> None:
+    later = "def build():\n" + textwrap.indent(KERNEL.format(name="later"), "    ")
+    twice = "if False:\n" + textwrap.indent(KERNEL.format(name="one"), "    ")
+    files = {
+        "__init__.py": kernels("one") + twice + later,
+        "failing.py": "import nothing_of_this_name\n" + kernels("two", "three"),
+        "test_it.py": kernels("four"),
+    }
+    name = make("inv_unseen", files)
+    write(tmp_path / "tables", "sm90", name, entry(f"{name}.one", 16, None))
+    found = take_inventory(name, archs=["sm90"], table_path=[tmp_path / "tables"])
+    assert coverage(found.autotuners, "sm90") == (1, 1, 100.0)
+    assert coverage(found.autotuners, "sm90", problems=found.problems) == (1, 4, 25.0)
+
+
+def test_an_entry_that_can_never_be_used_covers_nothing(make: Maker, tmp_path: Path) -> None:
+    pruned = KERNEL.format(name="pruned").replace("do_bench", "prune_configs_by={'early_config_prune': f}, do_bench")
+    text = (
+        kernels("denied", "key", "argument", "star") + "def f(configs, named, **meta):\n    return configs\n" + pruned
+    )
+    name = make("inv_misfit", {"__init__.py": text})
+    rows_of = [
+        entry(f"{name}.denied", 16, (("n", "1"),)),
+        entry(f"{name}.key", 16, (("seqlen", "1"),)),
+        replace(entry(f"{name}.argument", 16, (("n", "1"),)), dtypes=(("y", "float32"),)),
+        entry(f"{name}.star", 16, None),
+        entry(f"{name}.pruned", 64, None),
+    ]
+    denied = [Denied(f"{name}.{kernel}", rows_of[0].config, None, "racy", "somebody") for kernel in ("denied", "star")]
+    write_table(tmp_path / "tables", TableFile("sm90", name, "1", "3.6.0", "", tuple(rows_of), tuple(denied)))
+    found = take_inventory(name, archs=["sm90"], table_path=[tmp_path / "tables"])
+    said = {kernel: note(info, "stale_entries") for kernel, info in by_name(found.autotuners).items()}
+    assert {kernel: text.partition(" can never be used: ")[2] for kernel, text in said.items()} == {
+        "denied": "its config is denied",
+        "key": "the kernel's key has no seqlen",
+        "argument": "the kernel has no argument y",
+        "star": "its config is denied",
+        "pruned": "its config is no candidate",
+    }
+    assert coverage(found.autotuners, "sm90") == (0, 5, 0.0)
 
 
 # --- joining ----------------------------------------------------------------------------------------------------------

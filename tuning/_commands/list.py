@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         found, missing = _take(options.modules, take)
     _complain(missing)
     archs = sorted({item.arch for info in found.autotuners for item in info.tables})
-    covered = {arch: coverage(found.autotuners, arch) for arch in options.arch or archs}
+    covered = {arch: coverage(found.autotuners, arch, problems=found.problems) for arch in options.arch or archs}
     if manifests:  # after counting: of what only the run shows, the tables were not looked up
         found = replace(found, autotuners=tuple(join_manifests(found.autotuners, manifests)))
     failed = options.fail_under is not None and covered[options.arch[0]].percent < options.fail_under
@@ -143,8 +143,10 @@ def _show(console: Console, found: Any, covered: dict[str, Any], timed: Sequence
         console.line(f"by the policy of the run: {shown}; {counted(reached, 'autotuner')} launched")
     total = f"{counted(len(found.autotuners), 'autotuner')}, {counted(found.candidates, 'candidate')}"
     console.line(f"{total} in {' '.join(found.modules)}")
+    unseen = sum(problem.autotuners for problem in found.problems if problem.kind != "skipped")
+    rest = f"; {unseen} not looked into, see above, and so not covered" if unseen else ""
     for arch, each in covered.items():
-        console.line(f"{arch}: tables cover {each.covered} of {each.total} ({each.percent:.1f} %)")
+        console.line(f"{arch}: tables cover {each.covered} of {each.total} ({each.percent:.1f} %){rest}")
 
 
 def _facts(info: Any, joined: bool) -> list[str]:
