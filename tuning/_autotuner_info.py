@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
+from ._autotuner_declared import OWN_FORM
 from .interception import AutotunerFacts
 from .spec import Json, LaunchConfig, Source
 
@@ -275,7 +276,8 @@ def read_notes(
     """
     notes: list[Note] = []
     count = len(read.candidates)
-    if through is not None and declared is not None and count < declared:
+    # What the source writes out may well be a choice of its author's, unless it leaves nothing to choose.
+    if through is not None and declared is not None and count < (2 if through.startswith(OWN_FORM) else declared):
         notes.append(Note("reduced_at_import", _reduced(count, declared, through)))
     for name, reason in (fragmenting or {}).items():
         notes.append(Note("may_fragment", f"key {name}: {reason}"))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from ._autotuner_declared import Assignments, count_declared
 from ._autotuner_info import Problem
 from ._package_walk import module_source
 from .interception import AutotunerFacts
@@ -80,7 +81,9 @@ class ModuleSource:
 
     def __init__(self, text: str, file: str = "") -> None:
         self.file = file
-        calls, self._launches = _read(ast.parse(text))
+        tree = ast.parse(text)
+        calls, self._launches = _read(tree)
+        self._assignments = Assignments(tree)
         self.calls: tuple[AutotuneCall, ...] = tuple(calls)
 
     def call_of(self, function_name: str, line: int) -> AutotuneCall | None:
@@ -95,19 +98,10 @@ class ModuleSource:
         """How many candidates the source lists, and the name of what they were passed through.
 
         ``configs=choose([Config(...), Config(...)])`` gives 2 and the name of ``choose``; None where it cannot be read.
+        See :mod:`tuning._autotuner_declared`.
         """
-        expression, through = call.configs, None
-        while True:
-            if isinstance(expression, (ast.List, ast.Tuple)):
-                plain = not any(isinstance(item, ast.Starred) for item in expression.elts)
-                return (len(expression.elts) if plain else None), through
-            if isinstance(expression, ast.Name):
-                value = namespace.get(expression.id)
-                return (len(value) if isinstance(value, (list, tuple)) else None), through
-            if not isinstance(expression, ast.Call) or not expression.args:
-                return None, through
-            through = through or _resolved(expression.func, namespace)
-            expression = expression.args[0]
+        assignments = self._assignments if call.function is None else None
+        return count_declared(call.configs, namespace, assignments, call.line)
 
     # -- keys --
 
@@ -249,16 +243,6 @@ def _token_count(node: ast.expr, assigned: Mapping[str, list[ast.expr]], visited
         parts = list(node.args) if _last(node.func) in ("max", "sum") else list(node.args[:1])
     found = (_token_count(part, assigned, visited) for part in parts)
     return next((name for name in found if name is not None), None)
-
-
-def _resolved(node: ast.expr, namespace: Mapping[str, Any]) -> str:
-    """Qualified name of a function as a module calls it."""
-    text = ast.unparse(node)
-    value: Any = namespace.get(text.partition(".")[0])
-    for part in text.split(".")[1:]:
-        value = getattr(value, part, None)
-    name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
-    return f"{module}.{name}" if isinstance(name, str) and isinstance(module, str) else text
 
 
 def parse_source(text: str | None, file: str = "") -> ModuleSource | None:

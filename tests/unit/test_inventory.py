@@ -692,6 +692,9 @@ def cheapest(found):
 def whole(found):
     return found
 
+def sizes():
+    return 1, 2
+
 MANY = configs(1, 2, 4)
 
 @triton.autotune(
@@ -712,7 +715,7 @@ def kept(x, n, BLOCK: tl.constexpr): pass
 @triton.jit
 def single(x, n, BLOCK: tl.constexpr): pass
 
-@triton.autotune(configs=cheapest([triton.Config({"BLOCK": b}) for b in (1, 2)]), key=["n"], do_bench=bench)
+@triton.autotune(configs=cheapest([triton.Config({"BLOCK": b}) for b in sizes()]), key=["n"], do_bench=bench)
 @triton.jit
 def unreadable(x, n, BLOCK: tl.constexpr): pass
 """
@@ -735,6 +738,45 @@ def unreadable(x, n, BLOCK: tl.constexpr): pass
     )
     assert {info.state for kernel, info in found.items() if kernel != "kept"} == {"singleton"}
     assert rows([found["reduced"]])[0]["candidates"] == "1 of 2"
+
+
+@pytest.mark.parametrize(
+    ("assigned", "configs", "declared", "through"),
+    [
+        ("CONFIGS = pick([1, 2])", "CONFIGS", 2, "pick"),
+        ("CONFIGS: list = pick([1, 2])", "CONFIGS", 2, "pick"),
+        ("CONFIGS = [1, 2]\nCONFIGS = pick(CONFIGS)", "CONFIGS", 2, "pick"),
+        ("ALL = [1, 2]\nCONFIGS = [each for each in pick(ALL)]", "CONFIGS", 2, "pick"),
+        ("", "[b for b in (1, 2) if b > 1]", 2, "the source's own if b > 1"),
+        ("", "[(b, w) for b in [1, 2] for w in range(3) if b > w]", 6, "the source's own if b > w"),
+        ("", "[1, 2][:1]", 2, "the source's own slice [:1]"),
+        ("CONFIGS = [1, 2]\nFEW = CONFIGS[-1:]", "FEW", 2, "the source's own slice [-1:]"),
+        ("", "list(filter(test, [1, 2, 3]))", 3, "filter"),
+        ("", "pick([1, 2] + [3])", 3, "pick"),
+        ("if FEW:\n    CONFIGS = pick([1, 2])\nelse:\n    CONFIGS = [3]", "CONFIGS", 1, None),
+        ("CONFIGS = pick([1, 2])\nCONFIGS += [3]", "CONFIGS", 1, None),
+        ("", "[w for b in [1, 2] for w in b]", None, None),
+        ("", "[1, 2] if FEW else [3]", None, None),
+        ("", "make()", None, None),
+    ],
+)
+def test_what_the_source_lists_is_followed_through_names_and_forms(
+    assigned: str, configs: str, declared: int | None, through: str | None
+) -> None:
+    source = ModuleSource(f"{assigned}\n@autotune(configs={configs})\ndef k(): ...\nCONFIGS = ALL = pick([4, 5, 6])\n")
+    assert source.declared(source.calls[0], {"CONFIGS": [0]}) == (declared, through)
+
+
+def test_what_is_written_out_is_reduced_only_where_nothing_is_left_to_choose(make: Maker) -> None:
+    template = "\n".join(["@triton.autotune(configs={}, key=['n'], do_bench=bench)", *KERNEL.splitlines()[2:]])
+    listed = "[triton.Config({'BLOCK': b}) for b in (1, 2, 4) if b > %d]"
+    text = HEAD + template.format(listed % 2, name="one") + "\n" + template.format(listed % 1, name="two")
+    found = by_name(take_inventory(make("inv_forms", {"__init__.py": text})).autotuners)
+    assert [(found[name].declared, found[name].has("reduced_at_import")) for name in ("one", "two")] == [
+        (3, True),
+        (3, False),
+    ]
+    assert "1 of 3 declared candidates left by the source's own if b > 2" in note(found["one"], "reduced_at_import")
 
 
 def test_a_known_determinism_filter_comes_with_its_remedy(make: Maker) -> None:
