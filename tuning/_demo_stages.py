@@ -140,7 +140,7 @@ class Stages:
             return demo
         raise TuningError(
             f"demo: no installed package's kernels can be imported ({'; '.join(failures)}); "
-            "run: pip install 'triton-tuning[demo]'"
+            f"{_demo_workloads.how_to_install()}"
         )
 
     def compile(self, demo: Demo) -> None:

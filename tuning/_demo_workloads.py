@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ._package_walk import package_without_init
 
-__all__ = ["WORKLOADS", "Size", "Step", "Workload", "installed_workloads"]
+__all__ = ["WORKLOADS", "Size", "Step", "Workload", "how_to_install", "installed_workloads"]
 
 Size = Literal["full", "compile", "interpreter"]
 """How large to run: see the module's docstring."""
@@ -199,6 +199,14 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
 )
 """In the order in which they are looked for."""
+
+
+def how_to_install(package: str | None = None) -> str:
+    """What to run where no workload's package is there, or where the one named is not."""
+    if package == "megatron.core":
+        return "run: pip install megatron-core"
+    extra = "mamba" if package == "mamba_ssm" else "demo"
+    return f"run: pip install 'triton-tuning[{extra}]', or in a checkout: pip install -e '.[{extra}]'"
 
 
 def installed_workloads() -> tuple[Workload, ...]:

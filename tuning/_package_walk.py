@@ -312,6 +312,11 @@ def explain(error: BaseException | None) -> str:
     reason = _reason(error)
     lowered = reason.lower()
     if "active driver" in lowered:
+        if not str(getattr(sys.modules.get("triton"), "__version__", "")).startswith(("3.2.", "3.3.")):
+            return (
+                f"{reason} (as it is imported, the module asks Triton for a GPU, which is not here or hidden by "
+                "TRITON_INTERPRET: list on a machine with a GPU and without that variable)"
+            )
         return (
             f"{reason} (Triton 3.2 and 3.3 need an active GPU driver to decorate a kernel: "
             "list on a machine with a GPU, or with Triton 3.4 or later)"

@@ -34,6 +34,8 @@ __all__ = ["KeyedEntry", "factor_text", "nearest_order"]
 _OTHER_VALUE = 16
 _OTHER_DTYPE = 4
 _SAME_WIDTH = 2
+_DIGITS = 4000
+_SHOWN = 10**15
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -54,7 +56,8 @@ class KeyedEntry(Protocol):
 def _values(theirs: str | None, mine: str | None) -> Fraction:
     if theirs == mine:
         return Fraction(1)
-    if theirs is not None and mine is not None and theirs.isdecimal() and mine.isdecimal():
+    longest = max(len(theirs or ""), len(mine or ""))  # a table may hold digits that Python would not read as a number
+    if theirs is not None and mine is not None and theirs.isdecimal() and mine.isdecimal() and longest <= _DIGITS:
         one, other = int(theirs), int(mine)
         if one and other:
             return Fraction(max(one, other), min(one, other))
@@ -134,4 +137,18 @@ def factor_text(entry: KeyedEntry, key: Key) -> str:
     if entry.key is None:
         return "any key"
     factor = _factor(entry, key)
-    return f"distance {factor}" if factor.denominator == 1 else f"distance {float(factor):.4g}"
+    whole = int(factor)
+    if whole >= _SHOWN:  # past what is worth reading, and maybe past what a float or a text of digits may hold
+        return f"distance {_scientific(whole)}"
+    return f"distance {whole}" if factor.denominator == 1 else f"distance {float(factor):.4g}"
+
+
+def _scientific(number: int) -> str:
+    """``1.234e+400``, cut and not rounded."""
+    power = number.bit_length() * 30103 // 100000  # of ten: right, or off by a few
+    while 10**power > number:
+        power -= 1
+    while 10 ** (power + 1) <= number:
+        power += 1
+    digits = str(number * 1000 // 10**power)
+    return f"{digits[0]}.{digits[1:]}e+{power}"

@@ -179,6 +179,8 @@ def _unknown(key: object, value: object, place: str) -> PolicyError:
     close = difflib.get_close_matches(str(key).lower(), _names(), n=1)
     expected = f"one of {', '.join(_names())}"
     hint = f"did you mean {close[0]!r}?" if close else f"expected {expected}"
+    if key == _SECTION:
+        hint = "pass the section itself, what stands under this key"
     return PolicyError(
         f"{place}{_SECTION}: unknown key {shown(key)}; {hint}", field=str(key), value=value, expected=expected
     )

@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO, TypeVar
@@ -45,7 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     for name in COMMANDS:
         command = load(name)
         sub = commands.add_parser(name, help=command.SUMMARY, description=command.__doc__)
-        sub.formatter_class = argparse.RawDescriptionHelpFormatter
+        sub.formatter_class = _HelpFormatter
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
     return parser
@@ -84,6 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _complain(error: TuningError) -> None:
     sys.stderr.write(f"{_PROGRAM}: error: {' '.join(error.message.split())}\n")
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help whose long words, such as names of kernels, are never broken."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
 
 
 class _OutputError(Exception):

@@ -87,10 +87,10 @@ def _candidates(package: str | None) -> tuple[_demo_workloads.Workload, ...]:
             raise UsageError(f"--package: expected one of {', '.join(known)}, found {package!r}")
         installed = tuple(workload for workload in installed if workload.package == package)
     if not installed:
-        wanted = package or " nor ".join([", ".join(known[:-1]), known[-1]])
+        neither = f"neither {' nor '.join([', '.join(known[:-1]), known[-1]])} is installed"
         raise TuningError(
-            f"demo: no kernels to run: {'neither ' if package is None else ''}{wanted} is installed; "
-            "run: pip install 'triton-tuning[demo]'"
+            f"demo: no kernels to run: {neither if package is None else f'{package} is not installed'}; "
+            f"{_demo_workloads.how_to_install(package)}"
         )
     return installed
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ._table_fit import key_of
 from .errors import TableError, TableMissError
 from .inventory import AutotunerInfo
 from .journal import scan_journal
@@ -114,27 +115,55 @@ def explain_autotuners(
             continue
         kernel = Kernel(info.kernel, info.source_hash)
         known = [entry for each in (everywhere, *everywhere.others) for entry in each.entries(info.kernel)]
-        mine = [_explained(kernel, key, str(key), arch, info.candidates, tables, policy) for key in _keys_of(known)]
+        keys = _keys_of(known, info)
+        mine = [_explained(kernel, key, shown, arch, info.candidates, tables, policy) for key, shown in keys]
         mine.append(_other_key(kernel, info, arch, tables, policy))
         rows += [replace(row, pruner=info.pruner) for row in mine]
     return tuple(rows)
 
 
 def _tables(arch: str, policy: AutotunePolicy) -> Tables:
-    return load_tables(arch, policy.table_path, neighbours=policy.on_miss == "nearest")
+    return load_tables(arch, policy.table_path, neighbours=policy.on_miss in ("nearest", "error"))
 
 
-def _keys_of(entries: Sequence[Entry]) -> list[Key]:
-    """The keys of entries, each once; one that names its dtypes stands for one that lists the same."""
-    found: dict[object, Key] = {}
+def _keys_of(entries: Sequence[Entry], info: AutotunerInfo) -> list[tuple[Key, str]]:
+    """The keys of entries, each once, and how to show them; one that names its dtypes stands for one that lists them.
+
+    Dtypes without names get those of the kernel's arguments, where it can be told which: denied configs and named
+    entries are looked up by them.
+    """
+    found: dict[object, tuple[Key, str]] = {}
     for entry in sorted(entries, key=lambda each: each.dtypes is None):
         if entry.key is None:
             continue
-        named = entry.dtypes
-        dtypes = named if named is not None else tuple((str(at), d) for at, d in enumerate(entry.dtype_sequence or ()))
-        key = Key(entry.key, dtypes)
-        found.setdefault((tuple(sorted(key.values)), tuple(sorted(key.dtype_sequence))), key)
-    return sorted(found.values(), key=lambda key: key.text)
+        names = _tensors(entries, info, len(entry.dtype_sequence or ()))
+        key = key_of(entry, names)
+        shown = str(key)
+        if entry.dtypes is None and entry.dtype_sequence and not names:
+            shown = " ".join([*(f"{name}={text}" for name, text in entry.key), *entry.dtype_sequence])
+            shown += " (of which arguments is not known)"
+        found.setdefault((tuple(sorted(key.values)), tuple(sorted(key.dtype_sequence))), (key, shown))
+    return sorted(found.values(), key=lambda item: item[0].text)
+
+
+def _tensors(entries: Iterable[Entry], info: AutotunerInfo, count: int) -> tuple[str, ...]:
+    """Names of a kernel's ``count`` tensors in the order of its signature; none where it cannot be told which they are.
+
+    Other entries say it. Else there are just as many parameters that a launch passes beside key and config, or just as
+    many of these that are named as pointers.
+    """
+    named = (entry.dtypes for entry in entries if entry.dtypes is not None)
+    said = {tuple(name for name, _ in dtypes) for dtypes in named if len(dtypes) == count}
+    if len({frozenset(names) for names in said}) == 1:
+        names = min(said)
+        order = {name: at for at, name in enumerate(info.arg_names)}
+        return tuple(sorted(names, key=lambda name: order.get(name, len(order))))
+    if said:
+        return ()
+    bound = {name for config in info.candidates for name, _ in config.kwargs} | set(info.key_names)
+    passed = tuple(name for name in info.arg_names if name not in bound)
+    pointers = tuple(name for name in passed if name.lower().endswith("ptr"))
+    return next((names for names in (passed, pointers) if len(names) == count), ())
 
 
 def _other_key(kernel: Kernel, info: AutotunerInfo, arch: str, tables: Tables, policy: AutotunePolicy) -> Explained:
@@ -166,7 +195,8 @@ def _explained(
     except TableMissError as error:
         if shown == OTHER_KEY:  # what was asked for, and no key of anybody's
             return Explained(name, shown, arch, count, None, None, detail="refused, since on_miss is 'error'")
-        return Explained(name, shown, arch, count, None, None, problem=error.message)
+        problem = error.message.replace(str(key), shown)
+        return Explained(name, shown, arch, count, None, None, problem=problem)
     except TableError as error:
         return Explained(name, shown, arch, count, None, None, problem=error.message.replace(str(key), shown))
     choice = decision.choice

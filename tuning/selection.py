@@ -435,7 +435,12 @@ def _cheapest(situation: _Situation) -> _Pick:
 
 def _error(situation: _Situation) -> _Pick:
     closest = _closest(situation)
-    shown = f"closest: {'; '.join(closest)}" if closest else "the tables have no entry for this kernel"
+    shown = f"closest: {'; '.join(closest)}"
+    if not closest:
+        others: Sequence[_NeighbourLike] = getattr(situation.tables, "others", ())
+        counts = [(other.arch, len(other.entries(situation.name))) for other in others]
+        has = ", ".join(f"{arch} has {counted(count, 'entry')}" for arch, count in counts if count)
+        shown = f"the tables have no entry of this kernel for {situation.arch}" + (f"; {has}" if has else "")
     raise TableMissError(
         f"{situation.name} on {situation.arch}: no table entry for {situation.key}, and on_miss is 'error'; {shown}. "
         "Record and merge this key, or choose another on_miss",

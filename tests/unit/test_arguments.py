@@ -329,6 +329,11 @@ def test_the_types_of_yaml():
             "triton_autotune: unknown key 'record-path'; did you mean 'record_path'?",
         ),
         ({"MODE": "auto"}, "MODE", "triton_autotune: unknown key 'MODE'; did you mean 'mode'?"),
+        (
+            {"triton_autotune": {}},
+            "triton_autotune",
+            "triton_autotune: unknown key 'triton_autotune'; pass the section itself, what stands under this key",
+        ),
         ({"zzz": None}, "zzz", f"triton_autotune: unknown key 'zzz'; expected one of {KEYS}"),
         ({True: 1}, "True", f"triton_autotune: unknown key True; expected one of {KEYS}"),
         (

@@ -17,8 +17,10 @@ from recordings import config, record
 
 from tuning import __version__, cli
 from tuning._commands import COMMANDS, load
+from tuning._commands._common import check_archs
 from tuning.errors import JournalError, PolicyError, TableError
 from tuning.journal import JournalWriter
+from tuning.policy import AutotunePolicy
 from tuning.spec import Environment, Key
 from tuning.tables import Denied, Entry, TableFile, read_table, write_table
 
@@ -236,6 +238,46 @@ def test_what_a_package_prints_goes_to_standard_error(package: str, capfd: pytes
     for noise in NOISE:
         assert noise not in written.out
         assert noise in written.err
+
+
+def test_list_names_what_inductor_times_on_request(package: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["list", package]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "kinds of choice in compiled graphs are Inductor's own, whatever the policy: --inductor names them" in text
+    assert "max-autotune" not in text
+    assert cli.main(["list", package, "--inductor"]) == 0
+    assert "mode='max-autotune'" in capsys.readouterr().out
+    assert len(run_json(capsys, "list", package)["inductor"]) > 5
+
+
+@pytest.mark.parametrize(
+    ("arch", "hint"),
+    [
+        ("SM103", "did you mean sm103?"),
+        ("sm_103", "did you mean sm103?"),
+        ("h100", "did you mean sm90?"),
+        ("GB200", "did you mean sm100?"),
+        ("bogus", "there are tables for sm90, sm100, sm103, sm120, sm121"),
+    ],
+)
+def test_an_arch_that_is_none_is_refused(arch: str, hint: str, package: str, capsys: pytest.CaptureFixture[str]):
+    for argv in (("list", package), ("explain", package), ("show", "a.b"), ("check",), ("warmup", "journals")):
+        assert error_of(capsys, *argv, "--arch", arch, code=2).endswith(f"found {arch!r}; {hint}")
+
+
+def test_any_arch_that_is_written_as_one_or_has_tables_is_taken(package: str, tmp_path: Path):
+    (tmp_path / "tables" / "other").mkdir(parents=True)
+    (tmp_path / "tables" / "other" / "p.json").write_text("not looked into")
+    for arch in ("sm42", "sm90a", "gfx90a", "gfx942", "cpu"):
+        assert cli.main(["explain", package, "--arch", arch]) == 0
+    check_archs(["other"], [str(tmp_path / "tables")])
+
+
+def test_help_breaks_no_name(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+    text = capsys.readouterr().out
+    assert all(name in text for name in AutotunePolicy().config_invariant)
 
 
 @pytest.mark.parametrize(("percent", "code"), [("50", 0), ("50.1", 1)])
@@ -699,7 +741,11 @@ def test_demo_without_a_package_says_what_to_install(
     monkeypatch.setattr("tuning._demo_workloads.installed_workloads", tuple)
     monkeypatch.chdir(tmp_path)
     said = error_of(capsys, "demo", code=1)
-    assert said.endswith("run: pip install 'triton-tuning[demo]'")
+    assert ": neither mamba_ssm, fla nor megatron.core is installed; run: pip install 'triton-tuning[demo]', or" in said
+    assert said.endswith("in a checkout: pip install -e '.[demo]'")
+    said = error_of(capsys, "demo", "--package", "mamba_ssm", code=1)
+    assert ": mamba_ssm is not installed; run: pip install 'triton-tuning[mamba]', or in a checkout: pip" in said
+    assert error_of(capsys, "demo", "--package", "megatron.core", code=1).endswith("run: pip install megatron-core")
     assert list(tmp_path.iterdir()) == []
 
 

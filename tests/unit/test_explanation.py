@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,33 @@ def test_a_packages_rows_are_the_keys_that_any_table_has(package: str, tmp_path:
     assert capsys.readouterr().out.endswith("1 choice on sm103: cheapest 1\n")
 
 
+def test_dtypes_without_names_get_those_of_the_arguments(package: str, tmp_path: Path, capsys: Any) -> None:
+    name, few = f"{package}.kernel", LaunchConfig.build({"BLOCK": 16})
+    values = key(64).values
+    listed = Entry(name, values, None, ("bfloat16",), LaunchConfig.build({"BLOCK": 32}), {"reported_by": "a test"})
+    unknown = replace(listed, key=key(128).values, dtype_sequence=("bfloat16", "float32"))
+    tables = tmp_path / "tables"
+    table(tables, "sm90", listed, unknown)
+    table(tables, "sm103", Denied(name, few, values, "races", "a report", dtypes=(("x_ptr", "bfloat16"),)))
+    (info, _) = take_inventory(package, archs=()).autotuners
+    rows = explain_autotuners([info], "sm103", AutotunePolicy(table_path=(str(tables),)))
+    shown = {row.key: dict(row.config.kwargs)["BLOCK"] for row in rows if row.config is not None}
+    assert shown == {
+        "n=64 x_ptr:bfloat16": "32",  # 16 is denied
+        "n=128 bfloat16 float32 (of which arguments is not known)": "16",
+        OTHER_KEY: "16",
+    }
+    # An entry that names them goes before the signature.
+    table(tables, "sm100", replace(entry(Key.of({"n": 1}, {"y": "float16"}), 16), kernel=name, config=few))
+    rows = explain_autotuners([info], "sm103", AutotunePolicy(table_path=(str(tables),)))
+    assert "n=64 y:bfloat16" in [row.key for row in rows]
+    # With no entry here, the archs that have some are named.
+    code, found = explained("--arch", "sm120", package, "--table", str(tables), "--on-miss", "error", capsys=capsys)
+    said = [row["problem"] for row in found["choices"] if row["problem"]]
+    assert code == 1
+    assert all("no entry of this kernel for sm120; sm100 has 1 entry, sm90 has 2 entries." in text for text in said)
+
+
 def test_config_invariant_kernels_are_left_to_triton(package: str) -> None:
     infos = take_inventory(package, archs=()).autotuners
     (row,) = explain_autotuners(infos, "sm90", AutotunePolicy(config_invariant=(f"{package}.kernel",)))
@@ -185,6 +213,7 @@ def test_what_is_neither_journal_nor_package(tmp_path: Path, capsys: Any) -> Non
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.partition(": error: ")[0] for line in err.strip().splitlines()] == ["triton-tuning"] * 3
+    assert "nor is there a journal, a folder or a prefix of journals 'no_such_package_here' here" in err
     with pytest.raises(SystemExit) as caught:
         main(["explain", str(JOURNALS)])
     assert caught.value.code == 2

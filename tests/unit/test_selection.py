@@ -426,7 +426,8 @@ class TestError:
         assert error.closest == ()
         assert str(error) == (
             "pack.m.kernel on sm90: no table entry for K=128 causal=false x:bfloat16 y:float32, and on_miss is "
-            "'error'; the tables have no entry for this kernel. Record and merge this key, or choose another on_miss"
+            "'error'; the tables have no entry of this kernel for sm90. Record and merge this key, or choose another "
+            "on_miss"
         )
 
     def test_only_the_fields_that_differ_are_shown_closest_first(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,6 +119,12 @@ class TestDistance:
     )
     def test_a_sequence_of_dtypes_is_compared_as_a_bag(self, dtypes: tuple[str, ...], factor: str) -> None:
         assert factor_text(sequence(16, KEY, *dtypes), KEY) == f"distance {factor}"
+
+    def test_what_no_float_holds_is_said_all_the_same(self) -> None:
+        assert factor_text(row(16, key(k=128 * 1234 * 10**400)), KEY) == "distance 1.234e+403"
+        assert factor_text(row(16, key(k=128 * 10**15)), KEY) == "distance 1.000e+15"
+        endless = replace(row(16, KEY), key=(("K", "1" * 5000), ("causal", "false")))
+        assert factor_text(endless, KEY) == "distance 16"
 
     def test_it_is_exact_where_floats_would_round(self) -> None:
         huge = 10**30

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 
+from .._console import UsageError
 from .._words import counted
 from ..errors import JournalError
 
@@ -17,11 +20,17 @@ __all__ = [
     "add_json",
     "add_rule",
     "add_tables",
+    "check_archs",
     "imports_elsewhere",
     "module_name",
     "no_records",
     "percentage",
 ]
+
+
+_ARCH = re.compile(r"sm\d+[a-z]?|gfx[0-9a-f]+|cpu")
+_DEVICES = {"a100": "sm80", "l4": "sm89", "l40": "sm89", "l40s": "sm89", "h100": "sm90", "h200": "sm90"}
+_DEVICES |= {"gh200": "sm90", "b200": "sm100", "gb200": "sm100", "b300": "sm103", "gb300": "sm103"}
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +61,27 @@ def add_rule(parser: argparse.ArgumentParser) -> None:
 def add_arch(parser: argparse.ArgumentParser, text: str) -> None:
     """Add ``--arch``, which may be repeated."""
     parser.add_argument("--arch", action="append", metavar="ARCH", help=f"{text}; may be repeated")
+
+
+def check_archs(archs: Sequence[str] | None, folders: Sequence[str] = ()) -> None:
+    """Refuse what is neither written as Triton writes an arch nor one that has tables, here or in ``folders``.
+
+    Raises:
+        UsageError: an arch is none.
+    """
+    from ..inventory import known_archs
+
+    for arch in archs or ():
+        if _ARCH.fullmatch(arch):
+            continue
+        known = known_archs(folders)
+        if arch in known:
+            continue
+        plain = re.sub(r"[^a-z0-9]", "", arch.lower())
+        meant = _DEVICES.get(plain) or (plain if _ARCH.fullmatch(plain) else None)
+        meant = meant or next(iter(difflib.get_close_matches(plain, known, n=1)), None)
+        hint = f"did you mean {meant}?" if meant else f"there are tables for {', '.join(known)}"
+        raise UsageError(f"--arch: expected an arch such as sm90, gfx942 or cpu, found {arch!r}; {hint}")
 
 
 def add_tables(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._console import Console
 from .._words import counted
-from ._common import add_arch, add_json, imports_elsewhere
+from ._common import add_arch, add_json, check_archs, imports_elsewhere
 
 if TYPE_CHECKING:
     from ..checking import Finding
@@ -43,6 +43,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from ..policy import AutotunePolicy
     from ._tables import installed_autotuners, package_autotuners, read_folders
 
+    check_archs(options.arch, options.folders)
     files, unreadable = read_folders(options.folders, options.arch)
     with imports_elsewhere():
         installed = installed_autotuners(files)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from .._console import Console, UsageError
 from .._words import counted
-from ._common import add_json, add_tables, imports_elsewhere, no_records
+from ._common import add_json, add_tables, check_archs, imports_elsewhere, no_records
 
 if TYPE_CHECKING:
     from ..explanation import Explained
+    from ..inventory import Inventory
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -43,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Do it and return the exit code."""
     from ..explanation import explain_autotuners, explain_journals
-    from ..inventory import take_inventory
     from ..journal import find_journals
     from ..policy import AutotunePolicy
 
+    check_archs([options.arch], options.table)
     journals, modules = _sorted_out(options.sources)
     policy = AutotunePolicy(on_miss=options.on_miss, table_path=tuple(options.table))
     rows: list[Explained] = []
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             raise no_records("explain", paths)
     if modules:
         with imports_elsewhere():
-            found = take_inventory(modules, archs=())
+            found = _inventory(modules)
         rows += explain_autotuners(found.autotuners, options.arch, policy)
         problems += [str(problem) for problem in found.problems if problem.autotuners]
         if not found.autotuners:
@@ -78,6 +79,19 @@ def run(options: argparse.Namespace, console: Console) -> int:
     else:
         _show(console, rows, problems, options.arch)
     return int(unanswered > 0)
+
+
+def _inventory(modules: Sequence[str]) -> Inventory:
+    from ..errors import InventoryError
+    from ..inventory import take_inventory
+
+    try:
+        return take_inventory(modules, archs=())
+    except InventoryError as error:
+        if error.module in modules and "." not in (error.module or ""):
+            message = f"{error.message}; nor is there a journal, a folder or a prefix of journals {error.module!r} here"
+            raise InventoryError(message, module=error.module, reason=error.reason) from None
+        raise
 
 
 def _sorted_out(sources: Sequence[str]) -> tuple[list[str], list[str]]:

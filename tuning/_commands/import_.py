@@ -6,7 +6,7 @@ import argparse
 
 from .._console import Console
 from .._words import counted
-from ._common import add_json, imports_elsewhere, module_name
+from ._common import add_json, check_archs, imports_elsewhere, module_name
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -41,6 +41,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from ..inventory import take_inventory
     from ..tables import write_table
 
+    check_archs([options.arch] if options.arch else None)
     names = None
     if options.package:
         with imports_elsewhere():

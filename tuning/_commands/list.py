@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._console import Console, UsageError
 from .._words import counted
-from ._common import add_arch, add_json, add_tables, imports_elsewhere, module_name, percentage
+from ._common import add_arch, add_json, add_tables, check_archs, imports_elsewhere, module_name, percentage
 
 if TYPE_CHECKING:
     from ..errors import InventoryError
@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PCT",
         help="exit with 1 if the tables of the one --arch cover less than this percentage of the autotuners",
     )
+    parser.add_argument(
+        "--inductor", action="store_true", help="name each kind of choice that Inductor times, and the setting for it"
+    )
     add_json(parser)
 
 
@@ -59,6 +62,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     if options.fail_under is not None and len(options.arch or ()) != 1:
         raise UsageError("--fail-under: expected one --arch with it, such as --arch sm90")
+    check_archs(options.arch, options.table)
     manifests = [read_manifest(path) for path in options.manifest]
     policy = policy_of(manifests) if manifests else None
     deterministic = any(manifest.deterministic for manifest in manifests)
@@ -80,7 +84,15 @@ def run(options: argparse.Namespace, console: Console) -> int:
         document["inductor"] = [each.to_json() for each in unpinnable()]
         console.json(document)
         return int(failed or bool(missing))
-    _show(console, found, covered, unpinnable(), joined=bool(manifests))
+    _show(console, found, covered, joined=bool(manifests))
+    timed = unpinnable()
+    if options.inductor:
+        console.heading("Compiled graphs: timed by Inductor, whatever the policy")
+        for each in timed:
+            console.text(f"{each.kind}: {each.what}; {each.switch}", indent=2, hanging=6)
+    else:
+        text = "kinds of choice in compiled graphs are Inductor's own, whatever the policy: --inductor names them"
+        console.text(f"{len(timed)} {text}", hanging=2, style="dim")
     if failed:
         arch = options.arch[0]
         console.line(f"FAILED: {covered[arch].percent:.1f} % covered on {arch}, below {options.fail_under:g} %", "red")
@@ -118,7 +130,7 @@ def _complain(errors: Sequence[InventoryError]) -> None:
         sys.stderr.write(f"triton-tuning: error: {' '.join(error.message.split())}\n")
 
 
-def _show(console: Console, found: Any, covered: dict[str, Any], timed: Sequence[Any], *, joined: bool) -> None:
+def _show(console: Console, found: Any, covered: dict[str, Any], *, joined: bool) -> None:
     for module, group in itertools.groupby(found.autotuners, key=lambda info: info.module):
         console.line(module, "bold")
         for info in group:
@@ -132,9 +144,6 @@ def _show(console: Console, found: Any, covered: dict[str, Any], timed: Sequence
         console.heading("Bound here, defined elsewhere")
         for kernel in found.elsewhere:
             console.line(f"  {kernel}")
-    console.heading("Compiled graphs: timed by Inductor, whatever the policy")
-    for each in timed:
-        console.text(f"{each.kind}: {each.what}; {each.switch}", indent=2, hanging=6)
     console.line()
     if joined:
         states = Counter(info.state for info in found.autotuners)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._console import Console, UsageError
-from ._common import add_arch, add_journals, add_json, add_tables, imports_elsewhere
+from ._common import add_arch, add_journals, add_json, add_tables, check_archs, imports_elsewhere
 
 if TYPE_CHECKING:
     from ..inventory import AutotunerInfo
@@ -40,6 +40,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from ..inventory import known_archs
     from ..tables import load_tables
 
+    check_archs(options.arch, options.table)
     archs = options.arch or known_archs(options.table)
     tables = [load_tables(arch, options.table) for arch in archs]
     measured = _measured(options.journals, options.arch)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .._console import Console, UsageError
-from ._common import add_journals, add_json, add_tables
+from ._common import add_journals, add_json, add_tables, check_archs
 
 if TYPE_CHECKING:
     from ..warmup import Progress, Report
@@ -50,6 +50,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     if options.jobs is not None and options.jobs < 1:
         raise UsageError(f"--jobs: expected a positive number, found {options.jobs}")
+    check_archs([options.arch] if options.arch else None, options.table)
     policy = AutotunePolicy(mode="pinned", table_path=tuple(options.table), on_miss=options.on_miss)
     with _progress(console, quiet=options.json) as progress:
         report = warm_up(options.journals, arch=options.arch, policy=policy, jobs=options.jobs, progress=progress)
