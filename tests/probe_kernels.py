@@ -6,6 +6,7 @@ Import it after :func:`tuning.interpreter.use_interpreter`.
 from __future__ import annotations
 
 import itertools
+import random
 
 import torch
 import triton
@@ -61,6 +62,48 @@ def signed_zero(x, out, n, BLOCK: tl.constexpr):
     value = tl.load(x + offsets, mask=offsets < n) * 0.0
     tl.store(out + offsets, value if BLOCK == 32 else -value, mask=offsets < n)
     tl.store(out + n, 1.0)
+
+
+@triton.autotune(configs=configs("BLOCK", 32, 64), key=["n"])
+@triton.jit
+def sign_of_zeros(x, out, n, BLOCK: tl.constexpr):
+    """As captured all elements are 0: the larger block leaves -0.0, and no other input would tell."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + offsets, mask=offsets < n)
+    tl.store(out + offsets, tl.where(value == 0.0, value * (1.0 if BLOCK == 32 else -1.0), value), mask=offsets < n)
+
+
+@triton.autotune(configs=configs("BLOCK", 32, 64), key=["n"])
+@triton.jit
+def infinite_or_nan(x, out, n, BLOCK: tl.constexpr):
+    """As captured all elements are large: one block makes them infinite, the other NaN."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + offsets, mask=offsets < n)
+    big = float("inf") if BLOCK == 32 else float("nan")
+    tl.store(out + offsets, tl.where(value > 1e30, big, value), mask=offsets < n)
+
+
+@triton.autotune(configs=configs("BLOCK", 32, 64), key=["n"])
+@triton.jit
+def add_once_or_twice(x, y, n, BLOCK: tl.constexpr):
+    """In place, and other bits by block: garbage as large as a poisoned y would swallow the difference."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    value = tl.load(x + offsets, mask=mask)
+    tl.store(y + offsets, tl.load(y + offsets, mask=mask) + (value if BLOCK == 32 else 2 * value), mask=mask)
+
+
+def _draw(nargs):
+    torch.rand(1)
+    random.random()
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": block}, pre_hook=_draw) for block in (32, 64)], key=["n"])
+@triton.jit
+def draws(x, out, n, BLOCK: tl.constexpr):
+    """Each launch draws random numbers beside the kernel."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + offsets, tl.load(x + offsets, mask=offsets < n) * 2.0, mask=offsets < n)
 
 
 _calls = itertools.count(1)

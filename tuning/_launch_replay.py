@@ -111,6 +111,8 @@ def watch_launches(in_scope: Callable[[str], bool], reached: Callable[[Reached],
             busy.now = False
             if before is not None:
                 self.best_config = before
+            else:
+                self.__dict__.pop("best_config", None)
         if config is not None:
             return launch.launch(config, args, kwargs)
         return beneath(self, *args, **kwargs)

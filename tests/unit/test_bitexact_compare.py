@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tuning.bitexact import compare_processes, compare_runs, compare_tensors, digest_value  # noqa: E402
+from tuning.bitexact.difference import most_ulps  # noqa: E402
 from tuning.errors import DeterminismError, TuningError  # noqa: E402
 
 
@@ -191,3 +193,18 @@ def test_fresh_processes() -> None:
         compare_processes("test_bitexact_compare:failing")
     with pytest.raises(ValueError, match=r"function: expected package\.module:name"):
         compare_processes(lambda: 1)
+
+
+def test_the_largest_distance_of_all_elements() -> None:
+    one = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    assert most_ulps(one, one.clone()) == 0
+    assert most_ulps(one, torch.nextafter(one, one * 2)) == 1
+    assert most_ulps(one, torch.tensor([1.0, 2.0 + 2**-48], dtype=torch.float64)) == 8
+    assert most_ulps(torch.tensor([0.0]), torch.tensor([-0.0])) == 0
+    nan = torch.tensor([1.0, math.nan])
+    assert most_ulps(nan, torch.tensor([1.0 + 2**-23, math.nan])) == 1
+    assert most_ulps(nan, torch.tensor([1.0 + 2**-23, 1.0])) is None
+    assert most_ulps(torch.complex(*one.view(2, 1)), torch.complex(one[:1], one[1:] + 2**-51)) == 1
+    assert most_ulps(torch.tensor([1]), torch.tensor([2])) is None
+    assert most_ulps(one, one.float()) is None
+    assert most_ulps(one, one[:1]) is None

@@ -21,7 +21,7 @@ from tuning.bitexact._probe_classes import (
     partition,
     refined,
 )
-from tuning.bitexact._probe_inputs import input_names
+from tuning.bitexact._probe_inputs import fill, input_names
 from tuning.bitexact.probe import Probe, compare_probes, read_probe, write_probe
 from tuning.errors import TableError
 from tuning.spec import Key, LaunchConfig
@@ -29,13 +29,14 @@ from tuning.spec import Key, LaunchConfig
 TESTS = Path(__file__).parents[1]
 
 RUN = """
-import json, sys
+import contextlib, json, random, sys
 sys.path[:0] = sys.argv[1:3]
 from tuning.interpreter import use_interpreter
 use_interpreter()
 import probe_kernels as k
 import torch
 import tuning
+from tuning._launch_replay import watch_launches
 from tuning.bitexact.probe import probe_launches, probe_steps
 
 SCOPE = lambda name: name.startswith("probe_kernels")
@@ -64,7 +65,34 @@ with probe_launches(SCOPE, inputs=5) as probe:
     value = k.sum_by_blocks(x)
     k.double[k.grid](x, out[4:-4], n)
     k.double[k.grid](x[:128], out[4:132], 128)
+    k.double[k.grid](torch.arange(n), torch.zeros(n, dtype=torch.int64), n)
+    k.sign_of_zeros[k.grid](torch.zeros(n), torch.empty(n), n)
+    k.infinite_or_nan[k.grid](torch.full((n,), 3e38), torch.empty(n), n)
+    k.add_once_or_twice[k.grid](x, torch.ones(n), n)
 felt["random state"] = bool(torch.equal(state, torch.get_rng_state()))
+drawn = []
+for watch in (contextlib.nullcontext, lambda: probe_launches(SCOPE, inputs=2)):
+    torch.manual_seed(3), random.seed(3)
+    with watch():
+        k.draws[k.grid](x, torch.empty(n), n)
+    drawn.append((float(torch.rand(1)), random.random()))
+felt["numbers drawn"] = drawn[0] == drawn[1]
+k.double[k.grid](x, out[4:-4], n)
+
+def fails(launch):
+    launch.launch(launch.candidates()[1], launch.args, launch.kwargs)
+    raise KeyError("planted")
+
+with watch_launches(SCOPE, fails):
+    for kernel in (k.double, k.signed_zero):
+        if kernel is k.signed_zero:
+            kernel.__dict__.pop("best_config")
+        try:
+            kernel[k.grid](x, torch.empty(n + 1), n)
+        except KeyError:
+            pass
+felt["best config after a failure"] = k.double.best_config.kwargs["BLOCK"] == 32
+felt["no best config after a failure"] = "best_config" not in vars(k.signed_zero)
 felt["best config"] = k.double.best_config is not None and k.double.best_config.kwargs["BLOCK"] == 32
 felt["benchmarks"] = tuning.benchmarks_run()
 before = len(probe.keys)
@@ -109,7 +137,7 @@ def probes(found: dict[str, Any], kernel: str) -> list[KeyProbe]:
 def test_the_run_does_not_feel_the_probe(found):
     felt = dict(found["felt"])
     assert felt.pop("benchmarks") == 0
-    assert len(felt) == 6
+    assert len(felt) == 9
     assert all(felt.values()), felt
 
 
@@ -130,22 +158,50 @@ def test_each_input_alone_tells_orders_of_summation_apart(found):
 
 
 def test_elementwise_arithmetic_is_one_class(found):
-    for probe in probes(found, "double"):
+    for probe in probes(found, "double")[:3]:
         assert probe.single
         assert probe.verdict == "no difference observed on 5 inputs"
     assert set(deciding_fields(probe.classes).free) == {"BLOCK", "num_warps"}
 
 
 def test_each_form_of_launch_is_probed_once(found):
-    """The views of one buffer, the memory shared by both arguments, and the shorter one; the second launch is known."""
-    assert len(probes(found, "double")) == 3
-    assert len({probe.form for probe in probes(found, "double")}) == 3
+    """Views of one buffer, memory shared by both arguments, the shorter one, integers; the second launch is known."""
+    assert len(probes(found, "double")) == 4
+    assert len({probe.form for probe in probes(found, "double")}) == 4
+
+
+def test_one_input_does_not_count_as_several(found):
+    """Integers are never filled, so what reads nothing else has one input."""
+    probe = probes(found, "double")[3]
+    assert probe.verdict == "no difference observed on 1 input"
+    assert [each.name for each in probe.inputs] == ["captured"]
+
+
+def test_the_same_input_twice_is_one():
+    probe = key_probe([[config(1), config(2)]])
+    assert replace(probe, inputs=probe.inputs * 3).tried == 1
+    step = InputProbe("step 0", "", True, ("s=0",))
+    steps = (step, replace(step, name="step 1"), replace(step, name="step 2", outputs=("s=1",)))
+    assert replace(probe, inputs=steps).tried == 2
+
+
+@pytest.mark.parametrize(("kernel", "ulps"), [("sign_of_zeros", 0.0), ("infinite_or_nan", None)])
+def test_a_difference_counts_on_an_input_whose_outputs_are_not_finite_or_all_zero(found, kernel, ulps):
+    (probe,) = probes(found, kernel)
+    assert len(probe.classes) == 2
+    assert probe.inputs[0].counted
+    assert [(distance.ulps, distance.where) for distance in probe.distances] == [(ulps, "captured: out")]
 
 
 def test_an_argument_that_is_read_and_written_is_not_poisoned(found):
     (probe,) = probes(found, "add_to")
     assert probe.in_place == probe.written == ("y",)
     assert probe.single
+    (probe,) = probes(found, "add_once_or_twice")
+    assert probe.in_place == ("y",)
+    assert len(probe.classes) == 2
+    assert probe.inputs[0].counted
+    assert len(set(probe.inputs[0].outputs)) == 2
 
 
 def test_an_element_left_unwritten_shows(found):
@@ -153,10 +209,10 @@ def test_an_element_left_unwritten_shows(found):
     assert len(probe.classes) == 2
 
 
-def test_the_sign_of_a_zero_shows_and_is_one_ulp(found):
+def test_the_sign_of_a_zero_shows_though_no_float_lies_between(found):
     (probe,) = probes(found, "signed_zero")
     assert len(probe.classes) == 2
-    assert [distance.ulps for distance in probe.distances] == [1.0]
+    assert [distance.ulps for distance in probe.distances] == [0.0]
 
 
 def test_a_candidate_that_differs_from_itself_is_racy_and_in_no_class(found):
@@ -274,6 +330,14 @@ def test_what_is_no_probe_is_refused_with_its_place(tmp_path, change, where):
     with pytest.raises(TableError) as caught:
         read_probe(tmp_path / "p.json")
     assert caught.value.where == where
+
+
+def test_complex_elements_are_filled_as_pairs_of_floats():
+    torch = pytest.importorskip("torch")
+    values = torch.complex(torch.ones(8), torch.ones(8) * 4)[::2]
+    fill("random 0", {"x": values})
+    parts = torch.view_as_real(values)
+    assert len(set(parts.flatten().tolist())) == 8
 
 
 def test_inputs_are_named():

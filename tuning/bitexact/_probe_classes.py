@@ -61,7 +61,7 @@ class InputProbe:
         name: ``captured``, ``random 0``, ``magnitudes 0`` and so on.
         digest: of the tensors that are read: equal where the inputs are equal bit for bit, on any device; empty where
             it is not known.
-        counted: whether it can tell candidates apart; not where every output is NaN or infinite, or none changed.
+        counted: whether it says anything: candidates differed, or agreed in some finite value that is not 0.
         outputs: digest of the outputs of each class, in order of number; empty where it is not counted.
     """
 
@@ -133,8 +133,9 @@ class KeyProbe:
 
     @property
     def tried(self) -> int:
-        """Number of inputs on which the classes were compared."""
-        return sum(each.counted for each in self.inputs)
+        """Number of inputs on which the classes were compared: what is the same input twice counts once."""
+        # Of a step's inputs no digest is known: what gave the same outputs may have been the same input.
+        return len({each.digest or each.outputs for each in self.inputs if each.counted})
 
     @property
     def claims(self) -> bool:

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["fill", "input_names", "poison"]
+__all__ = ["fill", "holds_floats", "input_names", "poison"]
 
 _MASK = (1 << 62) - 1
 _POISON = 0x7E
@@ -23,6 +23,11 @@ def input_names(count: int) -> tuple[str, ...]:
     """Names of this many inputs: the captured one, then random ones and magnitudes in turn."""
     kinds = ("random", "magnitudes")
     return ("captured", *(f"{kinds[index % 2]} {index // 2}" for index in range(count - 1)))[:count]
+
+
+def holds_floats(tensor: Any) -> bool:
+    """Whether a tensor's elements are floats, or pairs of them."""
+    return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
 def _bits(count: int, seed: int, device: Any) -> Iterator[tuple[int, Any]]:
@@ -72,9 +77,11 @@ def fill(name: str, tensors: Mapping[str, Any]) -> None:
     if kind == "captured":
         return
     for tensor_name, tensor in tensors.items():
-        if not tensor.is_floating_point() or tensor.numel() == 0:
+        if not holds_floats(tensor) or tensor.numel() == 0:
             continue
         memory = _memory(tensor)
+        if memory.is_complex():
+            memory = torch.view_as_real(memory).reshape(-1)
         scale, sign = _scale(memory.to(torch.float32) if memory.element_size() < 4 else memory)
         for start, bits in _bits(memory.numel(), _seed(name, tensor_name), tensor.device):
             # From -1 up to 1 in steps of 2**-23: as many bits as a float32 holds, or a sum of few would be exact.

@@ -1,7 +1,7 @@
 """Replay one launch with every candidate on several inputs, and group the candidates by the bytes that they leave.
 
 All tensors of the call are compared, whether the kernel is thought to write them or not. Which ones it writes decides
-only what is poisoned first: a floating-point tensor that changed, and whose written part does not depend on what it
+only what is poisoned first: a tensor of floats that changed, and whose written part does not depend on what it
 held before, is filled with a byte pattern before each run, so that an element that a candidate leaves unwritten shows.
 Integers are never poisoned: a lock or an index of garbage could hang the device or lead out of memory.
 """
@@ -9,19 +9,20 @@ Integers are never poisoned: a lock or an index of garbage could hang the device
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from tuning._launch_arguments import CannotBeCopied, Copies, same_bytes
 from tuning._launch_replay import Reached, readers_of_best_config, uses_atomics
 from tuning.bitexact._probe_classes import CandidateProbe, Distance, InputProbe, JudgedBy, KeyProbe, partition
-from tuning.bitexact._probe_inputs import fill, input_names, poison
+from tuning.bitexact._probe_inputs import fill, holds_floats, input_names, poison
+from tuning.bitexact.difference import most_ulps
 from tuning.bitexact.digest import digest_tensor
 from tuning.interception import resource_errors
 from tuning.spec import LaunchConfig
 
-__all__ = ["Outputs", "group_outputs", "random_state_kept", "replay", "ulp_distance"]
+__all__ = ["Outputs", "furthest", "group_outputs", "random_state_kept", "replay", "tells"]
 
 Outputs = Mapping[str, Any]
 
@@ -45,45 +46,20 @@ def random_state_kept() -> Iterator[None]:
             torch.cuda.set_rng_state(device)
 
 
-def ulp_distance(left: Any, right: Any) -> float | None:
-    """The largest distance of two tensors' elements in units in the last place; None where it cannot be told.
-
-    0.0 and -0.0 are one unit apart here: they are different bits. A NaN against a number, and integers, have no
-    distance; nor have NaNs of different payloads.
-    """
-    import torch
-
-    if not left.is_floating_point() or left.shape != right.shape:
-        return None
-    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    kind = kinds[left.element_size()]
-    differ = left.contiguous().view(kind) != right.contiguous().view(kind)
-    ours, theirs = left[differ], right[differ]
-    if ours.numel() == 0:
-        return 0.0
-    if bool(torch.isnan(ours.float()).any()) or bool(torch.isnan(theirs.float()).any()):
-        return None
-    places = []
-    for values in (ours, theirs):
-        bits = values.contiguous().view(kind).to(torch.float64 if kind is torch.int64 else torch.int64)
-        # The bits of a negative float count down from the smallest integer; -0.0 comes right below 0.0.
-        places.append(torch.where(bits < 0, torch.iinfo(kind).min - bits - 1, bits))
-    return float((places[0] - places[1]).abs().max())
-
-
 def _equal(left: Outputs, right: Outputs) -> bool:
     return left.keys() == right.keys() and all(same_bytes(left[name], right[name]) for name in left)
 
 
-def _tells(outputs: Outputs, names: tuple[str, ...]) -> bool:
-    """Whether anything that was written is worth comparing: some finite element that is not 0."""
+def tells(outputs: Outputs, names: Iterable[str]) -> bool:
+    """Whether it means anything that two outcomes of these names agree: some element is finite and not 0."""
     import torch
 
     for name in names:
         values = outputs[name]
-        if not values.is_floating_point():
+        if not holds_floats(values):
             return True
-        values = values.float()
+        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+        values = values.to(torch.float64 if values.element_size() == 8 else torch.float32)
         if bool((torch.isfinite(values) & (values != 0)).any()):
             return True
     return False
@@ -140,7 +116,7 @@ def _written(replayer: _Replayer, config: Any, names: tuple[str, ...]) -> tuple[
         changed.update((key, None) for key in before if not same_bytes(before[key], after[key]))
     in_place = []
     for key in changed:
-        if not replayer.input("captured")[key].is_floating_point():
+        if not holds_floats(replayer.input("captured")[key]):
             in_place.append(key)
             continue
         first, second = (replayer.run(config, "captured", (key,), pattern) for pattern in _PATTERNS)
@@ -202,13 +178,18 @@ def replay(launch: Reached, compiler: str, *, inputs: int = 5, repeats: int = 2)
         poisoned = tuple(name for name in written if name not in in_place)
         groups: list[list[int | None]] = []
         racy: set[int] = set()
-        rows, worst = [], _Worst()
+        rows: list[tuple[str, str, bool, dict[int, str]]] = []
+        worst = _Worst()
         for name in names:
             read = {key: value for key, value in replayer.input(name).items() if key not in poisoned}
+            digest = _digest(read, tuple(read))
+            if any(digest == known for _, known, _, _ in rows):
+                continue  # integers stay as captured: where nothing else is read, this is an input that was tried
             numbers, representatives = _group(replayer, live, name, poisoned, repeats, failures, racy)
-            counted = any(_tells(outputs, written) for outputs in representatives.values())
+            # A difference counts whatever the values are. That zeros or infinities agree says nothing.
+            counted = len(representatives) > 1 or any(tells(outputs, written) for outputs in representatives.values())
             left = {number: _digest(out, written) for number, out in representatives.items()}
-            rows.append((name, _digest(read, tuple(read)), counted, left))
+            rows.append((name, digest, counted, left))
             if counted:
                 worst.add(name, representatives, numbers)
                 groups.append(numbers)
@@ -311,7 +292,7 @@ class _Worst:
         keys = sorted(outcomes)
         for place, left in enumerate(keys):
             for right in keys[place + 1 :]:
-                pairs[left, right] = _furthest(name, outcomes[left], outcomes[right])
+                pairs[left, right] = furthest(name, outcomes[left], outcomes[right])
         self._found.append((numbers, pairs))
 
     def between(self, final: tuple[int | None, ...]) -> tuple[Distance, ...]:
@@ -333,14 +314,15 @@ class _Worst:
         return tuple(found)
 
 
-def _furthest(name: str, left: Outputs, right: Outputs) -> tuple[float | None, str]:
+def furthest(name: str, left: Outputs, right: Outputs) -> tuple[float | None, str]:
+    """The largest distance in ulps between two outcomes, None where it cannot be told, and where it is."""
     worst: tuple[float | None, str] = (0.0, name)
     for key in left:
-        if same_bytes(left[key], right[key]):
+        if key in right and same_bytes(left[key], right[key]):
             continue
-        ulps = ulp_distance(left[key], right[key])
+        ulps = most_ulps(left[key], right[key]) if key in right else None
         if ulps is None:
             return None, f"{name}: {key}"
         if worst[0] is not None and ulps >= worst[0]:
-            worst = (ulps, f"{name}: {key}")
+            worst = (float(ulps), f"{name}: {key}")
     return worst

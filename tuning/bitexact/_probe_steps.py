@@ -13,7 +13,7 @@ from typing import Any
 from tuning._launch_arguments import same_bytes
 from tuning._launch_replay import Reached, compiler_identity, readers_of_best_config, watch_launches
 from tuning.bitexact._probe_classes import CandidateProbe, Distance, InputProbe, JudgedBy, KeyProbe, partition
-from tuning.bitexact._probe_replay import group_outputs, random_state_kept, ulp_distance
+from tuning.bitexact._probe_replay import furthest, group_outputs, random_state_kept
 from tuning.bitexact.digest import digest_tensor
 from tuning.interception import current_arch, resource_errors
 from tuning.spec import Key, LaunchConfig
@@ -157,12 +157,7 @@ def _step_distances(
                 mine, theirs = numbers[firsts[left]], numbers[firsts[right]]
                 if mine is None or theirs is None or mine == theirs:
                     continue
-                pair = outcomes[mine], outcomes[theirs]
-                seen += [
-                    (ulp_distance(pair[0][name], pair[1][name]), f"step {index}: {name}")
-                    for name in pair[0]
-                    if not same_bytes(pair[0][name], pair[1][name])
-                ]
+                seen.append(furthest(f"step {index}", outcomes[mine], outcomes[theirs]))
             if seen:
                 ulps, where = max(seen, key=lambda item: float("inf") if item[0] is None else item[0])
                 found.append(Distance((left, right), ulps, where))

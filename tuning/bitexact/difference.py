@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tuning.bitexact.digest import Digest, Digests
 from tuning.spec import Json
 
-__all__ = ["Difference", "DifferenceKind", "compare_tensors", "differences"]
+__all__ = ["Difference", "DifferenceKind", "compare_tensors", "differences", "most_ulps"]
 
 DifferenceKind = Literal["missing", "description", "value", "sign of zero", "nan", "bits"]
 
@@ -155,6 +155,26 @@ def compare_tensors(name: str, first: Any, second: Any) -> Difference | None:
     place = int(places[0])
     shown = [_shown(t[place : place + 1]) for t in flat]
     return Difference(name, kind, tuple(reversed(index)), places.numel(), shown[0], shown[1], ulps, most)
+
+
+def most_ulps(first: Any, second: Any) -> int | None:
+    """The largest ulp distance of two tensors' elements, 0 where all bytes are equal.
+
+    None where some that differ are at no distance: a NaN, integers, and tensors of another dtype or shape.
+    """
+    import torch
+
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return None
+    found = compare_tensors("", first, second)
+    if found is None or found.most_ulps is None:
+        return 0 if found is None else None
+    pair = [t.detach() for t in (first, second)]
+    pair = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in pair]
+    bits = [t.contiguous().flatten().view(torch.uint8).view(-1, t.element_size()) for t in pair]
+    nan = [t.to(torch.float64 if t.element_size() == 8 else torch.float32).isnan().flatten() for t in pair]
+    differ = (bits[0] != bits[1].to(bits[0].device)).any(1)
+    return None if bool((differ & (nan[0] | nan[1].to(differ.device))).any()) else found.most_ulps
 
 
 def _shown(element: Any) -> str:
