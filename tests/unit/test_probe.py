@@ -102,7 +102,28 @@ felt["nothing after the block"] = len(probe.keys) == before
 steps = probe_steps(lambda i: {"sum": k.sum_by_blocks(k.numbers(n, i))}, SCOPE, inputs=3)
 flags = iter(range(100))
 unsteady = probe_steps(lambda i: {"sum": k.sum_by_blocks(x) + next(flags)}, SCOPE)
-alone = k.double.fn.run
+kept = {}
+
+def memoised(index):
+    if index not in kept:
+        kept[index] = k.sum_by_blocks(k.numbers(n, index))
+    return {"sum": kept[index]}
+
+def empty(index):
+    k.sum_by_blocks(k.numbers(n, index))
+    return {}
+
+def not_a_number(index):
+    k.sum_by_blocks(k.numbers(n, index))
+    return {"loss": torch.full((3,), float("nan")), "zero": torch.zeros(2)}
+
+silent = {each.__name__: probe_steps(each, SCOPE, inputs=2) for each in (memoised, empty, not_a_number)}
+
+def two_forms(index):
+    # The larger blocks are live at the second form alone.
+    return {"first": k.pruned_total(k.numbers(60, index)), "second": k.pruned_total(k.numbers(n, index))}
+
+forms = probe_steps(two_forms, SCOPE, inputs=2, every_kernel=True)
 print(json.dumps({
     "probe": probe.to_json(),
     "invariant": probe.config_invariant,
@@ -110,6 +131,8 @@ print(json.dumps({
     "racy": probe.contradicted(("probe_kernels.racy", "probe_kernels.racy_throughout")),
     "felt": felt,
     "steps": [each.to_json() for each in steps],
+    "silent": {name: [each.to_json() for each in probes] for name, probes in silent.items()},
+    "forms": [each.to_json() for each in forms],
     "unsteady": [each.to_json() for each in unsteady],
 }))
 """
@@ -251,6 +274,30 @@ def test_a_step_that_differs_from_itself_claims_nothing(found):
     (probe,) = (KeyProbe.from_json(row) for row in found["unsteady"])
     assert not probe.claims
     assert "differs from itself" in probe.verdict
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ("memoised", "the step launches it no more when it is run again"),
+        ("empty", "the step returned no tensors"),
+        ("not_a_number", "no step's outputs could tell candidates apart"),
+    ],
+)
+def test_a_step_that_can_show_nothing_claims_nothing(found, step, reason):
+    (probe,) = (KeyProbe.from_json(row) for row in found["silent"][step])
+    assert not probe.claims
+    assert probe.judged_by == "nothing"
+    assert reason in probe.verdict
+    assert not probe.classes
+
+
+def test_a_candidate_is_judged_at_the_forms_at_which_it_was_launched(found):
+    short, long = (KeyProbe.from_json(row) for row in found["forms"])
+    blocks = [[dict(config.kwargs)["BLOCK"] for group in probe.classes for config in group] for probe in (short, long)]
+    assert blocks == [["32"], ["32", "64", "128"]]
+    assert [len(group) for group in long.classes] == [1, 1, 1]
+    assert short.form != long.form
 
 
 def test_config_invariant_names_are_proposed_and_contradicted(found):
