@@ -106,6 +106,41 @@ def draws(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + offsets, tl.load(x + offsets, mask=offsets < n) * 2.0, mask=offsets < n)
 
 
+@triton.autotune(configs=configs("BLOCK", 32, 64), key=["n"])
+@triton.jit
+def total_of_first(x, out, n, m, BLOCK: tl.constexpr):
+    """A sum of m elements, which is no part of the key: more than a block of them, and the order is the block's."""
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, m, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        sums += tl.load(x + offsets, mask=offsets < m, other=0.0)
+    tl.store(out, tl.sum(sums, axis=0))
+
+
+@triton.jit
+def _at(addresses):
+    return tl.load(addresses).to(tl.pointer_type(tl.float32))
+
+
+@triton.autotune(configs=configs("BLOCK", 32, 64), key=["n"])
+@triton.jit
+def add_by_address(addresses, out, n, BLOCK: tl.constexpr):
+    """Adds 1 to memory that no argument is, through a pointer that a function makes of an integer."""
+    place = _at(addresses)
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(place + offsets, mask=offsets < n) + 1.0
+    tl.store(place + offsets, value, mask=offsets < n)
+    tl.store(out + offsets, value, mask=offsets < n)
+
+
+@triton.autotune(configs=configs("BLOCK", 32, 64), key=["n"])
+@triton.jit
+def copy_integers(x, out, n, BLOCK: tl.constexpr):
+    """Moves integers, whatever they mean."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + offsets, tl.load(x + offsets, mask=offsets < n), mask=offsets < n)
+
+
 _calls = itertools.count(1)
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ._launch_arguments import CannotBeCopied, Copies, same_bytes
+from ._launch_pointers import copies_to_replay
 from ._launch_replay import readers_of_best_config
 from .spec import Kernel, LaunchConfig
 
@@ -42,7 +43,7 @@ def watch_outputs(
         return None
     names = tuple(autotuner.arg_names)
     try:
-        clean_args, clean_kwargs, tensors = Copies(names, args, kwargs).copy()
+        clean_args, clean_kwargs, tensors = copies_to_replay(autotuner, args, kwargs).copy()
     except CannotBeCopied as error:
         logger.info("%s: outputs are not checked: %s", kernel.qualified_name, error.message)
         return None

@@ -21,6 +21,7 @@ from typing import Any
 
 from ._launch_arguments import Copies, form_name, launch_form
 from ._launch_key import KeyReader, constexpr_names
+from ._launch_pointers import copies_to_replay
 from .interception import current_arch, live_candidates, running_under_interpreter, source_hash, supported_triton
 from .spec import Kernel, Key
 
@@ -56,9 +57,9 @@ class Reached:
         """Makes copies of the arguments.
 
         Raises:
-            CannotBeCopied: not of these.
+            CannotBeCopied: not of these, or a replay might reach memory that is none of them.
         """
-        return Copies(tuple(self.autotuner.arg_names), self.args, self.kwargs)
+        return copies_to_replay(self.autotuner, self.args, self.kwargs)
 
     def launch(self, config: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Launch one config as a pinned launch does, hook and all. What Triton raises passes through."""

@@ -84,6 +84,8 @@ def freedom(
         return None, f"{place}: they are of kernel source {entry.source_hash}, this is {kernel.source_hash}"
     if not compiler or rests_on.get("compiler") != compiler:
         return None, f"{place}: they are of {rests_on.get('compiler')}, this is {compiler}"
+    if rests_on.get("judged_by", "kernel") != "kernel":
+        return None, f"{place}: its caller's outputs were compared, and they cannot be tried again at a launch"
     forms, inputs = rests_on.get("forms"), rests_on.get("inputs")
     if not isinstance(forms, list) or type(inputs) is not int or inputs < 1:
         return None, f"{place}: its evidence names no forms of launch or no inputs"

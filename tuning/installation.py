@@ -28,7 +28,7 @@ from . import __version__
 from . import manifest as manifest_module
 from ._check_classes import with_class
 from ._launch_outputs import watch_outputs
-from ._launch_replay import compiler_identity
+from ._launch_replay import compiler_identity, readers_of_best_config
 from ._selection_classes import Freedom, freedom
 from .errors import DeterminismError, JournalError, PolicyError, TuningError
 from .inductor import CompiledKernels
@@ -320,6 +320,12 @@ class _Session:
         name = kernel.qualified_name
         self._compiler = self._compiler or compiler_identity()
         free, reason = freedom(kernel, key, decision, self.tables(arch), self._compiler)
+        readers = readers_of_best_config(kernel) if free is not None else ()
+        if readers:
+            free, reason = (
+                None,
+                f"bit classes do not count: {', '.join(readers)} reads best_config, so bits depend on it",
+            )
         if reason:
             self.say(name, Notice("class_evidence", f"{name} on {arch}: {reason}; the chosen config is launched"))
         if free is None:

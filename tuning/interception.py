@@ -46,6 +46,7 @@ from typing import Any, Literal, Protocol
 
 from ._launch_arguments import CannotBeCopied, Copies, form_name, launch_form
 from ._launch_key import KeyReader, constexpr_names
+from ._launch_pointers import copies_to_replay
 from ._launch_specialization import identity, jit_function, parameters, read_launch
 from ._launch_within import Within, capturing, rehearse
 from ._patches import ABSENT, Patch, take_back
@@ -917,10 +918,11 @@ class Interception:
             if form_name(form) not in within.free.forms:
                 within.keep(form, None)
                 return None
-            tell = within.winner is None
-            if tell:
-                within.winner = self._time_within(original, plan, autotuner, entry, args, kwargs)
-            if within.winner is None:
+            ran, copies = self._rehearsed(plan, autotuner, entry, args, kwargs)
+            tell = within.winner is None and copies is not None and len(ran) > 1
+            if tell and copies is not None:
+                within.winner = self._time_within(original, autotuner, ran, copies)
+            if all(config is not within.winner for config in ran):
                 within.keep(form, None)
                 return None
             freed = _Entry(within.winner, entry.key, decision)
@@ -936,30 +938,27 @@ class Interception:
             self._callbacks.chosen(Choice(pin.kernel, entry.key, freed.config, "timed", free.origin, arch, detail))
         return freed
 
-    def _time_within(
-        self,
-        original: Callable[..., Any],
-        plan: _Plan,
-        autotuner: Any,
-        entry: _Entry,
-        args: tuple[Any, ...],
-        kwargs: Any,
-    ) -> Any | None:
-        """The live config that Triton times as the fastest of a class, after all of them gave the same bytes."""
+    def _rehearsed(
+        self, plan: _Plan, autotuner: Any, entry: _Entry, args: tuple[Any, ...], kwargs: Any
+    ) -> tuple[list[Any], Copies | None]:
+        """The live configs of a class that gave the same bytes on copies of these arguments, and the copies."""
         assert entry.within is not None
         name = plan.kernel.qualified_name
         try:
-            copies = Copies(tuple(autotuner.arg_names), args, kwargs)
+            copies = copies_to_replay(autotuner, args, kwargs)
         except CannotBeCopied as error:
             logger.warning("%s [%s]: launching the chosen config: %s", name, entry.key, error)
-            return None
+            return [], None
 
         def launch(config: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
             return self._launch(autotuner, _Entry(config, entry.key, None), args, kwargs)
 
-        ran = rehearse(f"{name} [{entry.key}]", entry.within.free.configs, copies, launch, self._resource_errors)
-        if len(ran) < 2:
-            return None
+        configs = entry.within.free.configs
+        return rehearse(f"{name} [{entry.key}]", configs, copies, launch, self._resource_errors), copies
+
+    @staticmethod
+    def _time_within(original: Callable[..., Any], autotuner: Any, ran: list[Any], copies: Copies) -> Any:
+        """The config that Triton times as the fastest of a class, on copies."""
         plain = {"cache": {}, "cache_results": False, "early_config_prune": None, "perf_model": None}
         shadow = _shadow(autotuner, configs=ran, **plain)
         args, kwargs, _ = copies.copy()

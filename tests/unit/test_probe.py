@@ -69,6 +69,12 @@ with probe_launches(SCOPE, inputs=5) as probe:
     k.sign_of_zeros[k.grid](torch.zeros(n), torch.empty(n), n)
     k.infinite_or_nan[k.grid](torch.full((n,), 3e38), torch.empty(n), n)
     k.add_once_or_twice[k.grid](x, torch.ones(n), n)
+    memory = torch.zeros(n)
+    k.add_by_address[k.grid](torch.tensor([memory.data_ptr()]), torch.zeros(n), n)
+    felt["memory of no argument"] = bool((memory == 1).all())
+    addresses = torch.tensor([3, memory.data_ptr() + 8])
+    k.copy_integers[k.grid](addresses, torch.zeros_like(addresses), 2)
+    k.copy_integers[k.grid](torch.tensor([3, 1 << 62, -1]), torch.zeros(3, dtype=torch.int64), 3)
 felt["random state"] = bool(torch.equal(state, torch.get_rng_state()))
 drawn = []
 for watch in (contextlib.nullcontext, lambda: probe_launches(SCOPE, inputs=2)):
@@ -160,7 +166,7 @@ def probes(found: dict[str, Any], kernel: str) -> list[KeyProbe]:
 def test_the_run_does_not_feel_the_probe(found):
     felt = dict(found["felt"])
     assert felt.pop("benchmarks") == 0
-    assert len(felt) == 9
+    assert len(felt) == 10
     assert all(felt.values()), felt
 
 
@@ -253,6 +259,16 @@ def test_a_kernel_whose_candidates_are_all_racy_is_no_silent_case(found):
     before = replace(before, inputs=(InputProbe("captured", "x=1", True, ("o=0",)),))
     (line,) = contradictions([before], [probe])
     assert "differs from itself" in line
+
+
+def test_what_reaches_memory_of_no_argument_is_not_replayed(found):
+    (probe,) = probes(found, "add_by_address")
+    assert not probe.claims
+    assert "makes pointers of integers (tl.pointer_type)" in probe.verdict
+    held, plain = probes(found, "copy_integers")
+    assert not held.claims
+    assert "argument 'x' holds integers that are addresses of allocated memory" in held.verdict
+    assert plain.single
 
 
 def test_nothing_is_claimed_of_a_kernel_whose_best_config_is_read(found):

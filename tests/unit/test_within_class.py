@@ -86,6 +86,7 @@ def test_choosing_does_not_depend_on_classes():
         (tables(compiler=None), KERNEL, COMPILER, "does not say what they rest on"),
         (tables(forms="f"), KERNEL, COMPILER, "names no forms"),
         (tables(inputs=0), KERNEL, COMPILER, "names no forms of launch or no inputs"),
+        (tables(judged_by="caller"), KERNEL, COMPILER, "its caller's outputs were compared"),
         (tables(inputs=True), KERNEL, COMPILER, "names no forms of launch or no inputs"),
     ],
 )
@@ -170,7 +171,7 @@ import torch
 import tuning
 from dataclasses import replace
 from tuning.bitexact._probe_tables import write_classes
-from tuning.bitexact.probe import probe_launches
+from tuning.bitexact.probe import probe_launches, probe_steps
 from tuning.errors import DeterminismError
 from tuning.tables import read_table, write_table
 
@@ -193,16 +194,28 @@ def add(times=1):
         k.add_to[k.grid](x, total, n)
     return total
 
+def first(m):
+    out = torch.zeros(1)
+    k.total_of_first[(1,)](x, out, n, m)
+    return float(out)
+
+def sums(index):
+    return {"sum": k.sum_by_blocks(k.numbers(16, index))}  # one block holds all: each config gives the same bits
+
 result = {}
 with tuning.install(policy()) as installed:
     with probe_launches(lambda name: name.startswith(SCOPE), inputs=2) as probe:
         launch()
         plain = add()
         k.partial_sums[k.grid](x, torch.zeros(9), n)
+        first(1), first(150)
     files, left_out = write_classes(folder, probe.keys, installed.choices, triton="3.6.0")
-result["written"] = [str(path.name) for path in files]
-result["left out"] = list(left_out)
+    result["written"] = [str(path.name) for path in files]
+    result["left out"] = list(left_out)
+    steps = probe_steps(sums, lambda name: name.startswith(SCOPE), inputs=2)
+    write_classes(folder, steps, installed.choices, triton="3.6.0")
 table = read_table(files[0])
+result["steps"] = [len(e.classes) for e in table.entries if e.kernel.endswith("partial_sums")]
 result["classes"] = {e.kernel: [len(g) for g in e.classes] for e in table.entries}
 result["again"] = write_classes(folder, probe.keys, installed.choices)[0] == files and read_table(files[0]) == table
 
@@ -214,7 +227,7 @@ class Faster:
         call()
         return [1.0 / self.calls] * 3
 
-for kernel in (k.add_to, k.total, k.double):
+for kernel in (k.add_to, k.total, k.double, k.total_of_first, k.partial_sums):
     kernel.do_bench = Faster()
 
 with tuning.install(policy(table_path=(folder,), within_class="timed")) as installed:
@@ -235,6 +248,12 @@ with tuning.install(policy(table_path=(folder,))) as installed:
     add()
     result["pinned"] = [[c.launch_config.to_json()["kwargs"]["BLOCK"], c.source] for c in installed.choices]
 
+with tuning.install(policy(table_path=(folder,), within_class="timed")) as installed:
+    value = sums(0)["sum"]
+    result["by caller"] = [[c.source, c.launch_config.to_json()["kwargs"]["BLOCK"]] for c in installed.choices]
+    sums(1), sums(0)
+    result["by caller said"] = [text for kind, text in installed.manifest().notices if kind == "class_evidence"]
+
 # A table that claims what does not hold: fail closed.
 wrong = [replace(e, classes=(tuple(c for group in e.classes for c in group),)) for e in table.entries]
 write_table(folder, replace(table, entries=tuple(wrong)))
@@ -244,6 +263,15 @@ with tuning.install(policy(table_path=(folder,), within_class="timed")) as insta
         result["contradiction"] = "no error"
     except DeterminismError as error:
         result["contradiction"] = str(error)
+    # The first form bears the class out, and the larger block is the faster one. The second does not.
+    result["first form"] = first(1) == float(x[0])
+    result["first form launched"] = [c.source for c in installed.choices if c.kernel.endswith("total_of_first")]
+    for _ in range(2):
+        try:
+            first(150)
+            result["second form"] = "no error"
+        except DeterminismError as error:
+            result["second form"] = str(error)
 
 # Another compiler: the pin, and a warning.
 stale = [replace(e, evidence={**e.evidence, "probe": {**e.evidence["probe"], "compiler": "other"}}) for e in wrong]
@@ -274,7 +302,12 @@ def ran(tmp_path_factory) -> dict[str, Any]:
 
 def test_classes_are_written_beside_what_the_run_chose(ran):
     assert ran["written"] == ["probe_kernels.json"]
-    assert ran["classes"] == {"probe_kernels.add_to": [2], "probe_kernels.total": [1, 1, 1, 1]}
+    assert ran["classes"] == {
+        "probe_kernels.add_to": [2],
+        "probe_kernels.partial_sums": [3],
+        "probe_kernels.total": [1, 1, 1, 1],
+        "probe_kernels.total_of_first": [1, 1],
+    }
     assert ran["again"] is True
     (line,) = ran["left out"]
     assert line.startswith("probe_kernels.partial_sums")
@@ -313,6 +346,19 @@ def test_what_is_sent_to_other_ranks_names_the_class(ran):
 
 def test_a_class_that_does_not_hold_fails_closed(ran):
     assert "are in one bit class, and differ in out here" in ran["contradiction"]
+
+
+def test_each_form_of_a_key_is_tried_again(ran):
+    assert ran["first form"] is True
+    assert ran["first form launched"] == ["timed"]
+    assert "are in one bit class, and differ in out here" in ran["second form"]
+
+
+def test_what_the_caller_judged_keeps_the_pin_and_says_so_once(ran):
+    assert ran["steps"] == [1]
+    assert ran["by caller"] == [["exact", 32]]
+    (line,) = ran["by caller said"]
+    assert "its caller's outputs were compared" in line
 
 
 def test_evidence_of_another_compiler_does_not_count(ran):
