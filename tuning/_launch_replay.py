@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import logging
 import sys
 import threading
 import weakref
@@ -22,12 +21,12 @@ from typing import Any
 from ._launch_arguments import Copies, form_name, launch_form
 from ._launch_key import KeyReader, constexpr_names
 from ._launch_pointers import copies_to_replay
+from ._launch_within import capturing
+from ._patches import Patch, take_back
 from .interception import current_arch, live_candidates, running_under_interpreter, source_hash, supported_triton
 from .spec import Kernel, Key
 
 __all__ = ["Reached", "compiler_identity", "readers_of_best_config", "uses_atomics", "watch_launches"]
-
-logger = logging.getLogger("tuning.interception")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +74,8 @@ class Reached:
 def watch_launches(in_scope: Callable[[str], bool], reached: Callable[[Reached], Any]) -> Iterator[None]:
     """Tell of every launch of an autotuner in scope that has several candidates, while the block runs.
 
+    Not of those that a graph captures: a replay would be captured with them, or end the capture.
+
     Args:
         in_scope: by qualified name.
         reached: called before the launch. It returns a live config to launch that one, or None to let what is installed
@@ -92,7 +93,7 @@ def watch_launches(in_scope: Callable[[str], bool], reached: Callable[[Reached],
     watching = True
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not watching or getattr(busy, "now", False) or len(self.configs) < 2:
+        if not watching or getattr(busy, "now", False) or len(self.configs) < 2 or capturing():
             return beneath(self, *args, **kwargs)
         known = readers.get(self)
         if known is None:
@@ -119,18 +120,13 @@ def watch_launches(in_scope: Callable[[str], bool], reached: Callable[[Reached],
         return beneath(self, *args, **kwargs)
 
     run.__name__, run.__qualname__, run.__wrapped__ = "run", beneath.__qualname__, beneath  # type: ignore[attr-defined]
-    setattr(Autotuner, "run", run)  # noqa: B010
+    patch = Patch(Autotuner, "run", beneath, run)
+    setattr(patch.owner, patch.name, patch.replacement)
     try:
         yield
     finally:
         watching = False
-        if vars(Autotuner)["run"] is run:
-            setattr(Autotuner, "run", beneath)  # noqa: B010
-        else:
-            logger.warning(
-                "Autotuner.run was patched by somebody else while it was watched; "
-                "ours beneath it now passes every call through"
-            )
+        take_back([patch])
 
 
 def compiler_identity() -> str:

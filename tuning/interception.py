@@ -49,7 +49,7 @@ from ._launch_key import KeyReader, constexpr_names
 from ._launch_pointers import copies_to_replay
 from ._launch_specialization import identity, jit_function, parameters, read_launch
 from ._launch_within import Within, capturing, rehearse
-from ._patches import ABSENT, Patch, take_back
+from ._patches import ABSENT, Patch, leave_beneath, take_back
 from .errors import UnsupportedTritonError
 from .spec import FALLBACK_PREFIX, CandidateTiming, Choice, Json, Kernel, Key, LaunchConfig, TuningRecord, dtype_name
 
@@ -559,6 +559,7 @@ class Interception:
         if previous is not None:
             # A launch that entered the old method just before goes on in the new one. Where somebody else's patch
             # stands between the two, the old one is still called by the new one and must pass through.
+            leave_beneath(patch for place, patch in theirs.items() if place not in taken_over)
             names = {patch.name for place, patch in taken_over.items() if place[0] is Autotuner}
             previous._retire({each.name: each.replacement for each in patches[:3] if each.name in names})
 

@@ -1,5 +1,6 @@
 """Kernels for the tests of bit classes on a GPU."""
 
+import torch
 import triton
 import triton.language as tl
 
@@ -30,3 +31,23 @@ def total(x, out, n, BLOCK: tl.constexpr):
 def double(x, out, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + offsets, tl.load(x + offsets, mask=offsets < n) * 2.0, mask=offsets < n)
+
+
+def _draw(nargs):
+    torch.rand(1, device="cuda")
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": block}, pre_hook=_draw) for block in (128, 256)], key=["n"])
+@triton.jit
+def add_once_or_twice(x, y, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    value = tl.load(x + offsets, mask=mask)
+    tl.store(y + offsets, tl.load(y + offsets, mask=mask) + (value if BLOCK == 128 else 2 * value), mask=mask)
+
+
+@triton.autotune(configs=blocks(32, 64), key=["n"])
+@triton.jit
+def copy_integers(x, out, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + offsets, tl.load(x + offsets, mask=offsets < n), mask=offsets < n)

@@ -71,6 +71,79 @@ def test_an_order_of_summation_makes_classes_and_warps_may_too():
     assert torch.equal(before, torch.cuda.get_rng_state())
 
 
+def test_a_graph_is_captured_while_launches_are_probed():
+    from gpu_probe_kernels import double
+
+    from tuning.bitexact.probe import probe_launches
+
+    n = 1 << 12
+    x = spread(n)
+    y = torch.zeros_like(x)
+    with tuning.install(pinned()):
+        double[grid](x, y, n)  # compiled before anything is captured
+        y.zero_()
+        with probe_launches(in_scope, inputs=2) as probe:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                double[grid](x, y, n)
+            assert probe.keys == []
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(y, x * 2)
+            double[grid](x, y, n)
+        (found,) = probe.keys
+    assert found.single
+
+
+def test_a_probe_leaves_random_numbers_and_arguments_that_are_read_and_written():
+    from gpu_probe_kernels import add_once_or_twice
+
+    from tuning.bitexact.probe import probe_launches
+
+    n = 1 << 12
+    x, y = spread(n), torch.ones(n, device="cuda")
+    torch.cuda.manual_seed(3)
+    with tuning.install(pinned()), probe_launches(in_scope, inputs=2) as probe:
+        add_once_or_twice[grid](x, y, n)
+    (found,) = probe.keys
+    assert found.in_place == ("y",)
+    assert len(found.classes) == 2
+    drawn = torch.rand(1, device="cuda")
+    torch.cuda.manual_seed(3)
+    torch.rand(1, device="cuda")  # the run's own launch drew once
+    assert torch.equal(drawn, torch.rand(1, device="cuda"))
+
+
+def test_a_table_of_addresses_is_not_replayed():
+    from gpu_probe_kernels import copy_integers
+
+    from tuning.bitexact.probe import probe_launches
+
+    memory = torch.zeros(1 << 20, device="cuda")
+    held, plain = (torch.tensor([3, value], device="cuda") for value in (memory.data_ptr() + 64, 1 << 62))
+    with tuning.install(pinned()), probe_launches(in_scope, inputs=2) as probe:
+        copy_integers[grid](held, torch.zeros_like(held), 2)
+        copy_integers[grid](plain, torch.zeros_like(plain)[:2], 2)
+    first = probe.keys[0]
+    assert not first.claims
+    assert "addresses of allocated memory" in first.verdict
+
+
+def test_ranges_inside_a_capture_are_not_timed():
+    from tuning.bitexact.cost import timed_ranges
+
+    x = torch.ones(1 << 12, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with timed_ranges() as timer, timer.step():
+        with torch.cuda.nvtx.range("around"), torch.cuda.graph(graph), torch.profiler.record_function("within"):
+            x.mul_(2)
+        with torch.profiler.record_function("replay"):
+            graph.replay()
+    found = timer.finish("x").ranges
+    assert "within" not in found
+    assert {"step", "around", "replay"} <= set(found)
+
+
 def test_a_choice_timed_within_its_class_keeps_the_bits(tmp_path):
     from gpu_probe_kernels import double
 

@@ -86,6 +86,33 @@ def test_a_range_that_one_step_skips_took_no_time_in_it() -> None:
     assert seldom.host[0] == seldom.host[1] == 0 < seldom.host[2]
 
 
+@each_clock
+def test_a_range_that_the_program_names_step_is_another_than_ours(clock: Any) -> None:
+    def step() -> None:
+        work(3)
+        for _ in range(2):
+            with torch.profiler.record_function("step"):
+                work(1)
+
+    found = measure_ranges(step, side="x", steps=2, warmup=0, clock=clock)
+    assert found.steps == 2
+    assert {name: times.calls for name, times in found.ranges.items()} == {"step": 1, "step (the program's own)": 2}
+    own, theirs = (found.ranges[name].host for name in ("step", "step (the program's own)"))
+    assert own is not None
+    assert theirs is not None
+    assert 2 <= theirs[0] < own[0]
+
+
+def test_a_range_inside_a_capture_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = False
+    monkeypatch.setattr("tuning.bitexact.cost.capturing", lambda: now)
+    with timed_ranges() as timer, timer.step(), torch.profiler.record_function("around"):
+        for name, at_its_end in (("into it", True), ("within", True), ("out of it", False)):
+            with torch.profiler.record_function(name):
+                now = at_its_end
+    assert set(timer.finish("x").ranges) == {"step", "around"}
+
+
 def test_ranges_entered_on_other_threads_and_the_optimizers_count() -> None:
     import threading
 

@@ -29,13 +29,14 @@ from tuning.spec import Key, LaunchConfig
 TESTS = Path(__file__).parents[1]
 
 RUN = """
-import contextlib, json, random, sys
+import contextlib, json, logging, random, sys
 sys.path[:0] = sys.argv[1:3]
 from tuning.interpreter import use_interpreter
 use_interpreter()
 import probe_kernels as k
 import torch
 import tuning
+from tuning import _launch_replay
 from tuning._launch_replay import watch_launches
 from tuning.bitexact.probe import probe_launches, probe_steps
 
@@ -76,6 +77,26 @@ with probe_launches(SCOPE, inputs=5) as probe:
     k.copy_integers[k.grid](addresses, torch.zeros_like(addresses), 2)
     k.copy_integers[k.grid](torch.tensor([3, 1 << 62, -1]), torch.zeros(3, dtype=torch.int64), 3)
 felt["random state"] = bool(torch.equal(state, torch.get_rng_state()))
+from triton.runtime.autotuner import Autotuner
+seen = []
+with watch_launches(SCOPE, lambda launch: seen.append(launch.kernel.bare_name)):
+    capturing, _launch_replay.capturing = _launch_replay.capturing, lambda: True
+    k.double[k.grid](x, out[4:-4], n)
+    during = len(seen)
+    _launch_replay.capturing = capturing
+    k.double[k.grid](x, out[4:-4], n)
+felt["a capture"] = (during, seen) == (0, ["double"])
+said = []
+logging.getLogger("tuning").addFilter(lambda record: said.append(record.getMessage()) or True)
+with watch_launches(SCOPE, lambda launch: None):
+    tuning.install(tuning.AutotunePolicy(mode="pinned", modules=("probe_kernels",)))
+k.double[k.grid](x, out[4:-4], n)
+with watch_launches(SCOPE, lambda launch: None):
+    tuning.uninstall()
+    k.double[k.grid](x, out[4:-4], n)
+felt["nobody is blamed"] = not [line for line in said if "somebody else" in line]
+felt["all is back"] = Autotuner.run.__module__ == "triton.runtime.autotuner"
+tuning.install(tuning.AutotunePolicy(mode="pinned", modules=("probe_kernels",)))
 drawn = []
 for watch in (contextlib.nullcontext, lambda: probe_launches(SCOPE, inputs=2)):
     torch.manual_seed(3), random.seed(3)
@@ -166,7 +187,7 @@ def probes(found: dict[str, Any], kernel: str) -> list[KeyProbe]:
 def test_the_run_does_not_feel_the_probe(found):
     felt = dict(found["felt"])
     assert felt.pop("benchmarks") == 0
-    assert len(felt) == 10
+    assert len(felt) == 13
     assert all(felt.values()), felt
 
 

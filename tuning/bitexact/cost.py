@@ -14,7 +14,8 @@ with all that lies in it, nested ranges too: times of ranges do not add up to th
 
 Two clocks: ``events`` brackets each range by two CUDA events on the current stream, which costs some microseconds and
 sees waiting for other streams; ``profiler`` adds up the kernels that torch's profiler saw launched in it, by the
-range's own thread. Without a GPU both have the host's time alone. The table of two sides is in :mod:`cost_table`.
+range's own thread. Without a GPU both have the host's time alone. By events, a range that begins or ends while a graph
+is captured is left out. The table of two sides is in :mod:`cost_table`.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
+from .._launch_within import capturing
 from ..errors import CostError
 
 __all__ = ["STEP", "RangeTime", "RangeTimer", "RangeTimes", "measure_ranges", "timed_ranges"]
 
 STEP = "step"
 """The range that :meth:`RangeTimer.step` marks: all of one step."""
+
+_THEIR_STEP = "step (the program's own)"  # a range of that name which the program marks: another than ours
+_OUR_MARK = "triton-tuning: step"  # ours among the profiler's
 
 _Clock = Literal["events", "profiler"]
 
@@ -90,6 +95,7 @@ class _Open:
     began: float
     event: Any
     annotation: Any = None
+    captured: bool = False
 
 
 class RangeTimer:
@@ -117,11 +123,15 @@ class RangeTimer:
             annotation = torch.profiler.record_function(name)
             annotation.__enter__()
             return _Open(name, 0.0, None, annotation)
+        if capturing():  # what is captured does not run now, and its events have no time
+            return _Open(name, 0.0, None, captured=True)
         return _Open(name, time.perf_counter(), self._now())
 
     def _close(self, opened: _Open) -> None:
         if opened.annotation is not None:
             opened.annotation.__exit__(None, None, None)
+            return
+        if opened.captured or capturing():
             return
         event = self._now()
         with self._lock:
@@ -143,7 +153,7 @@ class RangeTimer:
         return stack
 
     def _push(self, name: str) -> None:
-        self._stack.append(self._open(name))
+        self._stack.append(self._open(_theirs(name)))
 
     def _pop(self) -> None:
         if self._stack:  # else it was entered before the timer was
@@ -165,7 +175,7 @@ class RangeTimer:
             return pop() if self._cuda else len(self._stack)
 
         def range_start(msg: str) -> Any:
-            opened = self._open(str(msg))
+            opened = self._open(_theirs(str(msg)))
             handle = start(msg) if self._cuda else id(opened)
             self._handles[handle] = opened
             return handle
@@ -223,7 +233,7 @@ class RangeTimer:
     def step(self) -> Iterator[None]:
         """One step: its ranges are summed, and it is a range itself. Waits for the device before and after."""
         self._wait()
-        opened = self._open(STEP)
+        opened = self._open(STEP if self._clock == "events" else _OUR_MARK)
         try:
             yield
         except BaseException:
@@ -268,21 +278,26 @@ class RangeTimer:
         return RangeTimes(side, self._clock, device, len(samples), _summary(samples))
 
 
+def _theirs(name: str) -> str:
+    return _THEIR_STEP if name == STEP else name
+
+
 def _profiled(profiler: Any, cuda: bool) -> list[dict[str, tuple[int, float, float | None]]]:
     """Of each step the calls, host ms and device ms of each range that the profiler saw."""
     torch = _torch()
     on_host = torch.autograd.DeviceType.CPU
     marks = [event for event in profiler.events() if event.is_user_annotation and event.device_type == on_host]
-    steps = sorted((event.time_range for event in marks if event.name == STEP), key=lambda span: span.start)
+    steps = sorted((event.time_range for event in marks if event.name == _OUR_MARK), key=lambda span: span.start)
     samples: list[dict[str, tuple[int, float, float | None]]] = [{} for _ in steps]
     for event in marks:
         place = next((n for n, span in enumerate(steps) if span.start <= event.time_range.start <= span.end), None)
         if place is None or event.name.startswith("ProfilerStep"):
             continue
-        calls, host, device = samples[place].get(event.name, (0, 0.0, 0.0 if cuda else None))
+        name = STEP if event.name == _OUR_MARK else _theirs(event.name)
+        calls, host, device = samples[place].get(name, (0, 0.0, 0.0 if cuda else None))
         if device is not None:
             device += 1e-3 * event.device_time_total
-        samples[place][event.name] = calls + 1, host + 1e-3 * event.time_range.elapsed_us(), device
+        samples[place][name] = calls + 1, host + 1e-3 * event.time_range.elapsed_us(), device
     return samples
 
 
