@@ -9,8 +9,9 @@ Nearly all time of a recording is compilation, so it comes first and on all core
 3. ``time``: each workload in a process of its own, alone on the GPU, in record mode with a short benchmark; twice, so
    that the two recordings say how far they agree. The next processes start up while one is timed.
 
-Everything is kept in the folder given by ``--out``. Started again with it, what is finished is not done again; a
-budget of seconds ends a run early in order. At the end stand a table, ``summary.json`` and, with ``--pack``, one file
+Everything is kept in the folder given by ``--out``. Started again with it, what is finished is not done again, also
+where the run before was killed; what failed is done again with ``--retry-failed`` alone. A budget of seconds ends a run
+early in order. At the end stand a table, ``summary.json`` and, with ``--pack``, one file
 with the recordings (:mod:`bench.record_pack`).
 """
 
@@ -65,6 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collectors", type=int, default=8, help="workloads collected at a time")
     parser.add_argument("--waiting", type=int, default=4, help="processes that start up while one is timed")
     parser.add_argument("--rounds", type=int, default=2, help="recordings of each workload")
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="run workloads again that failed, but for those a package refuses"
+    )
+    parser.add_argument("--remeasure", action="store_true", help="settle near ties by timing them again, in turns")
     parser.add_argument("--warmup-ms", type=int, default=5, help="of one candidate's benchmark")
     parser.add_argument("--rep-ms", type=int, default=25, help="of one candidate's benchmark")
     parser.add_argument(
@@ -118,6 +123,7 @@ class Recording:
         self.compiling: Compiling | None = None
         self.todo: dict[str, list[Work]] = {}
         self.refused: list[str] = []
+        self._retried: set[tuple[str, str]] = set()
 
     def run(self) -> dict[str, Any]:
         """All passes asked for, then the summary."""
@@ -141,7 +147,11 @@ class Recording:
         summary = self.summary()
         self._show(summary)
         if options.pack is not None:
-            print(record_pack.pack(self.folder, summary, options.pack))
+            try:
+                print(record_pack.pack(self.folder, summary, options.pack))
+            except ValueError as error:  # the recording is there all the same
+                print(error)
+                summary["problems"].append(str(error))
         if options.pack_cache is not None:
             print(record_pack.pack_cache(self.cache, *options.pack_cache))
         return summary
@@ -149,7 +159,7 @@ class Recording:
     # -- the passes --
 
     def _collect(self) -> None:
-        names = [item.name for item in self.workloads if not (self.folder / "collect" / _slug(item.name)).exists()]
+        names = [item.name for item in self.workloads if self._is_due("collect", item.name)]
         jobs = min(self.options.collectors, self.options.jobs if self.options.stand_in else self.options.collectors)
         self._processes("collect", names, jobs, [])
 
@@ -197,7 +207,7 @@ class Recording:
         done = self._compiler().done
         ready, late = [], []
         for workload in self.workloads:
-            if self._result(step, workload.name) is not None:
+            if not self._is_due(step, workload.name):
                 continue
             collected = self._result("collect", workload.name)
             if collected is not None and not collected["keys"]:
@@ -208,7 +218,7 @@ class Recording:
             ready += late
         elif late:
             print(f"{step}: {len(late)} workloads wait for candidates to be compiled", flush=True)
-        extra = ["--lock", str(self.folder / "gpu.lock"), "--timed", str(self.folder / f"{step}.keys")]
+        extra = ["--lock", str(self.folder / "gpu.lock"), *(["--remeasure"] if self.options.remeasure else [])]
         extra += ["--warmup-ms", str(self.options.warmup_ms), "--rep-ms", str(self.options.rep_ms)]
         self._processes(step, ready, 1 + self.options.waiting, extra)
 
@@ -241,6 +251,11 @@ class Recording:
 
     def _start(self, step: str, name: str, extra: Sequence[str]) -> subprocess.Popen[bytes]:
         place = self.folder / step / _slug(name)
+        found = self._result(step, name)
+        if step != "collect" and found is not None and found.get("finished"):
+            # It failed. What it timed before is sound, and other workloads rely on it: the new try goes on from it.
+            tries = sum(1 for _ in place.parent.glob(f"{place.name}.try*"))
+            place.rename(place.with_name(f"{place.name}.try{tries + 1}"))
         shutil.rmtree(place, ignore_errors=True)  # of a run that was ended
         place.mkdir(parents=True)
         command = [sys.executable, "-m", "bench.record_worker", "--name", name]
@@ -266,10 +281,21 @@ class Recording:
 
     # -- what there is --
 
+    def _is_due(self, step: str, name: str) -> bool:
+        """Whether a workload is to be run: it has no result, or one that is to be tried again, once in this run."""
+        found = self._result(step, name)
+        if found is None:
+            return True
+        failed = found["error"] is not None and REFUSED not in found["error"]
+        if not (failed and self.options.retry_failed) or (step, name) in self._retried:
+            return False
+        self._retried.add((step, name))
+        return True
+
     def _fail(self, step: str, name: str, reason: str) -> None:
         empty: dict[str, Any] = {"kernels": [], "keys": 0, "new_keys": [], "reused": [], "candidates_timed": 0}
-        path = self.folder / step / _slug(name) / "result.json"
-        path.write_text(json.dumps({"name": name, "error": reason, **empty, "seconds": 0.0}), encoding="utf-8")
+        row = {"name": name, "error": reason, "finished": False, **empty, "winners": {}, "broken": "", "seconds": 0.0}
+        results.write_whole(self.folder / step / _slug(name) / "result.json", json.dumps(row))
 
     def _result(self, step: str, name: str) -> dict[str, Any] | None:
         path = self.folder / step / _slug(name) / "result.json"
@@ -277,6 +303,10 @@ class Recording:
             return None
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
+
+    def _earlier_tries(self, step: str, name: str) -> list[dict[str, Any]]:
+        paths = sorted((self.folder / step).glob(f"{_slug(name)}.try*/result.json"))
+        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
     def _journals(self, step: str, name: str) -> tuple[str, ...]:
         try:
@@ -302,8 +332,9 @@ class Recording:
                 row[step] = f"refused: {result['error']}" if refused else result["error"] or "ok"
                 counts[f"{step} refused"] += refused
                 kernels.setdefault(step, set()).update(result["kernels"])
-                keys.setdefault(step, set()).update(result["new_keys"])
-                counts[f"{step} candidates"] += result["candidates_timed"]
+                for each in (result, *self._earlier_tries(step, workload.name)):
+                    keys.setdefault(step, set()).update(each["new_keys"])
+                    counts[f"{step} candidates"] += each["candidates_timed"]
                 counts[f"{step} ok"] += result["error"] is None
             rows.append(row)
         compiling = self._compiler()
@@ -312,6 +343,7 @@ class Recording:
             "case": "record",
             **circumstances,
             "stand_in": self.options.stand_in,
+            "remeasure": self.options.remeasure,
             "workloads": rows,
             "kernels": {step: sorted(names) for step, names in kernels.items()},
             "counts": {**counts, **{f"{step} keys": len(found) for step, found in keys.items()}},
@@ -320,6 +352,7 @@ class Recording:
             "not_compiled_ahead": self.refused,
             "seconds": {step: round(value, 1) for step, value in self.seconds.items()},
             "seconds_in_all": round(time.monotonic() - self.began, 1),
+            "problems": [],
         }
 
     def _show(self, summary: dict[str, Any]) -> None:

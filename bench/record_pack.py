@@ -6,7 +6,6 @@ import argparse
 import fnmatch
 import io
 import json
-import shutil
 import sys
 import tarfile
 import tempfile
@@ -20,7 +19,7 @@ from tuning._merge_contexts import breaks_context
 from tuning.journal import SUFFIX, JournalWriter, read_journal
 from tuning.spec import Environment, TuningRecord
 
-__all__ = ["Compacted", "compact", "pack", "pack_cache", "unpack", "unpack_cache"]
+__all__ = ["Compacted", "breaks_context", "compact", "pack", "pack_cache", "unpack", "unpack_cache"]
 
 LIMIT = 16 << 20
 """Most bytes of a packed file."""
@@ -33,23 +32,30 @@ def pack(folder: Path, summary: Any, file: Path) -> str:
         ValueError: they are over 16 MiB.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(file, "w:xz", preset=6) as archive:
+    part = file.with_name(f"{file.name}.part")
+    with tarfile.open(part, "w:xz", preset=6) as archive:
         _add(archive, "summary.json", json.dumps(summary, indent=1).encode())
-        for step in ("collect", "time1", "time2", "time3", "time4"):
+        for step in ("collect", *_rounds(folder)):
             for path in sorted((folder / step).glob("*/*")):
                 if path.name == "log" and path.stat().st_size > 20000:
                     _add(archive, str(path.relative_to(folder)), path.read_bytes()[-20000:])
                 elif path.name == "log" or path.name == "result.json" or path.suffix == ".journal":
                     archive.add(path, str(path.relative_to(folder)))
-            if (folder / f"{step}.keys").exists():
-                archive.add(folder / f"{step}.keys", f"{step}.keys")
         for name in ("compiled.jsonl", "compilers.log"):
             if (folder / name).exists():
                 _add(archive, name, (folder / name).read_bytes()[-(8 << 20) :])
-    size = file.stat().st_size
+    size = part.stat().st_size
     if size > LIMIT:
-        raise ValueError(f"{file}: {size} bytes, over {LIMIT}: pack fewer workloads (--only)")
+        part.unlink()
+        raise ValueError(f"{file}: {size} bytes, over {LIMIT}: pack fewer workloads (--only); nothing is written")
+    part.replace(file)
     return f"{file}: {size / 1e6:.2f} MB"
+
+
+def _rounds(folder: Path) -> list[str]:
+    """The folders of a recording's rounds, in order."""
+    found = [path.name for path in folder.glob("time*") if path.is_dir() and path.name[4:].isdigit()]
+    return sorted(found, key=lambda name: int(name[4:]))
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -79,7 +85,7 @@ def unpack(file: Path, folder: Path, only: str = "") -> None:
             if folder.resolve() not in target.resolve().parents:
                 raise ValueError(f"{file}: {name} is outside of the folder")
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
+            _write_whole(target, content)
 
 
 def _entries(cache: Path, glob: str) -> Iterator[Path]:
@@ -134,9 +140,14 @@ def unpack_cache(file: Path, cache: Path) -> None:
                 names = {name: str(target.parent / name) for name in group["child_paths"]}
                 content = json.dumps({"child_paths": names}).encode()
             target.parent.mkdir(parents=True, exist_ok=True)
-            part = target.with_name(target.name + ".part")
-            part.write_bytes(content)
-            shutil.move(part, target)
+            _write_whole(target, content)
+
+
+def _write_whole(target: Path, content: bytes) -> None:
+    """A file that is there is whole: one that is not is unpacked again."""
+    part = target.with_name(target.name + ".part")
+    part.write_bytes(content)
+    part.replace(target)
 
 
 # --- what is committed ------------------------------------------------------------------------------------------------
@@ -149,7 +160,8 @@ class Compacted:
     Attributes:
         files: the journals written.
         records: how many records they hold.
-        left_out: records left out because a candidate broke the context: kernel, key and error, a line each.
+        left_out: records left out, a line each: a candidate broke the context (kernel, key and error), or nothing shows
+            that they were timed.
     """
 
     files: list[Path]
@@ -160,9 +172,12 @@ class Compacted:
 def compact(source: Path, out: Path) -> Compacted:
     """Write the timings of a recording, a folder or what :func:`pack` wrote, as one journal for each package and round.
 
+    Of a workload that did not come to its end, killed or failed, a record is taken where its candidates were shown
+    different times, which no made-up times are; what another workload was timed to the end for goes before it.
+
     Args:
         source: the recording.
-        out: a folder, which must not hold journals yet.
+        out: a folder, which must not hold journals yet; it is there with all of them or not at all.
 
     Raises:
         ValueError: ``out`` holds journals, or the recording has no timings, or none that were measured.
@@ -174,11 +189,12 @@ def compact(source: Path, out: Path) -> Compacted:
             unpack(source, Path(folder))
             return compact(Path(folder), out)
     found = Compacted([], 0, [])
-    for number in range(1, 1 + sum(1 for _ in source.glob("time*"))):
+    written: list[tuple[str, Environment, dict[str, TuningRecord]]] = []
+    for step in _rounds(source):
         packages: dict[str, tuple[Environment, dict[str, TuningRecord]]] = {}
-        for path in sorted((source / f"time{number}").glob("*/*.journal")):
-            result = path.parent / "result.json"
-            reused = set(json.loads(result.read_text(encoding="utf-8"))["reused"]) if result.exists() else set()
+        # Those that came to their end first: of two records of a key the first one met stays.
+        for _, path, result in sorted(_recorded(source / step), key=lambda item: item[0]):
+            reused = set(result.get("reused", ()))
             journal = read_journal(path)
             if journal.environment.device == record_stand_in.NAME:
                 raise ValueError(f"{path}: was recorded without a GPU: its times are made up")
@@ -186,18 +202,48 @@ def compact(source: Path, out: Path) -> Compacted:
                 identity = f"{record.kernel.qualified_name} {record.key.text}"
                 if not record.timings or identity in reused:
                     continue
+                where = f"round {step.removeprefix('time')}: {record.kernel.qualified_name} [{record.key}]"
                 broken = next((item.error for item in record.timings if breaks_context(item.error)), None)
                 if broken is not None:
-                    found.left_out.append(f"round {number}: {record.kernel.qualified_name} [{record.key}]: {broken}")
+                    found.left_out.append(f"{where}: {broken}")
+                    continue
+                if not result.get("finished", False) and not _shows_times(record):
+                    found.left_out.append(f"{where}: {path.parent.name} did not end, and nothing shows it was timed")
                     continue
                 environment, records = packages.setdefault(record.kernel.package, (journal.environment, {}))
                 records.setdefault(identity, replace(record, specialization=None))
         for package, (environment, records) in sorted(packages.items()):
-            found.files.append(_write(out, f"{package}.{number}", environment, records))
+            written.append((f"{package}.{step.removeprefix('time')}", environment, records))
             found.records += len(records)
-    if not found.files:
+    if not written:
         raise ValueError(f"{source}: expected timings, found none")
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=_made(out.resolve().parent)) as folder:
+        whole = _made(Path(folder) / "whole")
+        names = [_write(whole, name, environment, records).name for name, environment, records in written]
+        if out.exists():  # with other files than journals
+            for name in names:
+                (whole / name).rename(out / name)
+        else:
+            whole.rename(out)
+    found.files += [out / name for name in names]
     return found
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _recorded(step: Path) -> Iterator[tuple[tuple[bool, str], Path, dict[str, Any]]]:
+    """Journals of a round with the results of their workloads, and by what to sort them."""
+    for path in step.glob("*/*.journal"):
+        file = path.parent / "result.json"
+        result = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        yield (not result.get("finished", False), str(path)), path, result
+
+
+def _shows_times(record: TuningRecord) -> bool:
+    return len({item.times_ms for item in record.timings if item.times_ms is not None}) > 1
 
 
 def _write(out: Path, name: str, environment: Environment, records: dict[str, TuningRecord]) -> Path:

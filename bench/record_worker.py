@@ -1,8 +1,11 @@
-"""One workload in a process of its own, for ``bench.record``. Prints one JSON object as its last line.
+"""One workload in a process of its own, for ``bench.record``, which finds its result in a file.
 
 ``collect``: of each autotuner's candidates one is launched, the first that can be; what is launched is journaled, with
 what the compiler sees of it. ``time``: record mode with a short benchmark, once the GPU is free. A key that an earlier
-workload of the same round has timed is not timed again: its winner is launched.
+workload of the same round has timed is not timed again: its winner is launched, and journaled without any timing.
+
+What a round has timed is read from the results of the workloads that are done, so that a process that is killed leaves
+nothing behind that others take for timed; and neither does one in which a candidate broke the CUDA context.
 """
 
 from __future__ import annotations
@@ -11,18 +14,26 @@ import argparse
 import contextlib
 import fcntl
 import json
-import os
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench import record_stand_in
+from bench.record_pack import breaks_context
+from bench.results import write_whole
 from bench.workloads import find, prepare
 from bench.workloads.steps import FILLS, import_package
+
+NOT_TIMED = 2.0**-500
+"""Milliseconds that no stopwatch shows: Triton has to be told something of a candidate that is not timed, and by this
+number a record that holds it is known, whichever way it came there."""
+WARM_SECONDS = 0.2
+"""For which the GPU works before a workload is timed, so that its clocks are up."""
 
 
 class _FirstThatLaunches:
@@ -52,7 +63,7 @@ class _Short:
 
     def __call__(self, call: Callable[[], Any], quantiles: Any = None, **options: Any) -> Any:
         if self.known:
-            return [1.0, 1.0, 1.0]
+            return [NOT_TIMED] * 3
         self.candidates += 1
         return self._bench(call, quantiles=quantiles, **self._times)
 
@@ -99,14 +110,54 @@ def _alone(path: str | None) -> Iterator[None]:
         yield
 
 
-def _timed_before(path: str | None) -> dict[str, str]:
-    if path is None or not os.path.exists(path):
-        return {}
+def known_winners(folder: Path) -> dict[str, str]:
+    """The winner of each key that the finished workloads of a round have timed: kernel and key to the config's text."""
     found: dict[str, str] = {}
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    for path in sorted(folder.glob("*/result.json")):
         with contextlib.suppress(json.JSONDecodeError):
-            found.update(json.loads(line))
+            found.update(json.loads(path.read_text(encoding="utf-8")).get("winners", {}))
     return found
+
+
+class _Journaled:
+    """Sees each record on its way to the journal: takes out timings that are none, and keeps the winners."""
+
+    def __init__(self, launched_once: bool) -> None:
+        self.winners: dict[str, str] = {}
+        self.broken = ""
+        self._launched_once = launched_once
+
+    def __call__(self, record: Any) -> Any:
+        """The record as it is to be journaled."""
+        if any(timing.times_ms and min(timing.times_ms) == NOT_TIMED for timing in record.timings):
+            return replace(record, timings=(), note="not timed: an earlier workload of this recording timed this key")
+        if self._launched_once:
+            record = replace(record, note="launched once and not timed: its times are made up")
+        self.broken = self.broken or next((item.error for item in record.timings if breaks_context(item.error)), "")
+        if record.timings and not self.broken:
+            self.winners[f"{record.kernel.qualified_name} {record.key.text}"] = record.winner.text
+        return record
+
+    def watch(self) -> None:
+        """From now on every journal of this process is written by way of this."""
+        from tuning.journal import JournalWriter
+
+        write = JournalWriter.write
+
+        def through(writer: Any, record: Any) -> None:
+            write(writer, self(record))
+
+        JournalWriter.write = through  # type: ignore[method-assign]
+
+
+def _warm_clocks(torch: Any) -> None:
+    """Keep the GPU busy for a moment; what is timed right after idling is timed at low clocks."""
+    ones = torch.ones(2048, 2048, device="cuda", dtype=torch.bfloat16)
+    end = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < end:
+        for _ in range(20):
+            torch.mm(ones, ones)
+        torch.cuda.synchronize()
 
 
 def _empty(torch: Any, spec: Any, generator: Any, device: str) -> Any:
@@ -114,7 +165,7 @@ def _empty(torch: Any, spec: Any, generator: Any, device: str) -> Any:
     return torch.empty(spec.sizes) if spec.dtype in ("bfloat16", "float32") else torch.zeros(spec.sizes)
 
 
-def _run(options: argparse.Namespace) -> dict[str, Any]:
+def _run(options: argparse.Namespace) -> None:
     (workload,) = find([options.name], options.workloads)
     stand_in = options.stand_in
     import torch
@@ -149,14 +200,22 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         return candidates
 
     _watch_keys(started)
-    if not stand_in:
-        torch.zeros(1, device="cuda")  # CUDA starts while another workload is timed
+    journaled = _Journaled(options.mode == "collect")
+    journaled.watch()
     began = time.perf_counter()
+    # Up to here nothing touched the GPU: another workload may be timed on it.
     with _alone(options.lock):
         waited = time.perf_counter() - began
-        known.update(_timed_before(options.timed))
+        if options.mode == "time":
+            known.update(known_winners(Path(options.result).parents[1]))
+            if not stand_in:
+                _warm_clocks(torch)
         policy = tuning.AutotunePolicy(
-            mode="record", modules=tuple(workload.scope), config_invariant=(), record_path=options.record
+            mode="record",
+            modules=tuple(workload.scope),
+            config_invariant=(),
+            record_path=options.record,
+            remeasure=options.remeasure,
         )
         error = None
         with tuning.install(policy) as installed:
@@ -172,21 +231,22 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
             seconds = time.perf_counter() - started_at
             for choice in installed.choices:
                 keys[f"{choice.kernel} {choice.key.text}"] = choice.launch_config.text
-        new = {identity: winner for identity, winner in keys.items() if identity not in known}
-        if options.timed is not None and new:
-            with open(options.timed, "a", encoding="utf-8") as file:
-                file.write(json.dumps(new) + "\n")
-    return {
-        "name": workload.name,
-        "error": error,
-        "kernels": sorted({identity.partition(" ")[0] for identity in keys}),
-        "keys": len(keys),
-        "new_keys": sorted(new),
-        "reused": sorted(set(reused)),
-        "candidates_timed": getattr(stopwatch, "candidates", 0),
-        "seconds": round(seconds, 3),
-        "waited_s": round(waited, 3),
-    }
+        result = {
+            "name": workload.name,
+            "error": error,
+            "finished": True,
+            "kernels": sorted({identity.partition(" ")[0] for identity in keys}),
+            "keys": len(keys),
+            "new_keys": sorted(journaled.winners),
+            "winners": journaled.winners,
+            "broken": journaled.broken,
+            "reused": sorted(set(reused)),
+            "candidates_timed": getattr(stopwatch, "candidates", 0),
+            "seconds": round(seconds, 3),
+            "waited_s": round(waited, 3),
+        }
+        # Before the GPU is given up: whoever has it next knows what is timed.
+        write_whole(Path(options.result), json.dumps(result))
 
 
 def _described(error: BaseException) -> str:
@@ -205,16 +265,13 @@ def main() -> None:
     parser.add_argument("--record", required=True, help="prefix of the journal")
     parser.add_argument("--result", required=True, help="file for the result")
     parser.add_argument("--lock", help="file whose lock stands for the GPU")
-    parser.add_argument("--timed", help="file of the keys that are timed already, a JSON object a line")
+    parser.add_argument("--remeasure", action="store_true", help="settle near ties by timing them again, in turns")
     parser.add_argument("--warmup-ms", type=int, default=5)
     parser.add_argument("--rep-ms", type=int, default=25)
     parser.add_argument("--stand-in", action="store_true", help="without a GPU: collect, and launch nothing")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    result = _run(options)
-    part = Path(options.result + ".part")
-    part.write_text(json.dumps(result), encoding="utf-8")
-    part.replace(options.result)
+    _run(options)
     sys.stdout.flush()
 
 

@@ -76,5 +76,12 @@ def write(name: str, result: dict[str, Any], folder: Path | None = None) -> Path
     folder = RESULTS if folder is None else folder
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(result, indent=1, sort_keys=False) + "\n")
+    write_whole(path, json.dumps(result, indent=1, sort_keys=False) + "\n")
     return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, or, where this process is killed meanwhile, leave what was there."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

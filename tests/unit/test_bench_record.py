@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from bench import record as bench_record
 from bench import record_pack
 from bench.record_compile import BATCH, Compiling, Work, works
-from bench.record_worker import _FirstThatLaunches, _Short
+from bench.record_worker import NOT_TIMED, _FirstThatLaunches, _Journaled, _Short, known_winners
 from bench.workloads import Tensor, find, workloads
 from tests.recordings import environment, record
 from tuning.journal import JournalWriter, find_journals, read_journal
@@ -146,6 +149,8 @@ class TestWithoutGpu:
             assert (len(first["new_keys"]), first["candidates_timed"], first["reused"]) == (2, 4, [])
             assert (again["new_keys"], again["candidates_timed"]) == ([], 0)
             assert again["reused"] == first["new_keys"]
+            (path,) = find_journals([folder / "rec" / step / "own.again"])
+            assert [(item.timings, item.note[:9]) for item in read_journal(path).records] == [((), "not timed")] * 2
 
     def test_started_again_it_does_nothing_over(self, recorded):
         folder, _ = recorded
@@ -155,12 +160,39 @@ class TestWithoutGpu:
         assert "1/" not in done.stdout
         assert before == {path: path.stat().st_mtime_ns for path in (folder / "rec").rglob("*.journal")}
 
+    def test_what_a_kill_left_without_a_result_is_done_again(self, recorded, tmp_path):
+        folder, _ = recorded
+        shutil.copytree(folder / "rec", tmp_path / "rec")
+        for step in ("collect", "time1"):
+            (tmp_path / "rec" / step / "own.first" / "result.json").unlink()
+        done = run(tmp_path, "--waiting", "0")
+        assert done.returncode == 0, done.stderr
+        assert "collect: 1/1 own.first: 2 kernels, 2 keys" in done.stdout
+        assert "time1: 1/1 own.first: 2 kernels, 2 keys" in done.stdout
+        result = json.loads((tmp_path / "rec" / "time1" / "own.first" / "result.json").read_text())
+        # No result said that its keys were timed, whatever the journals held.
+        assert (result["reused"], len(result["new_keys"])) == ([], 2)
+
+    def test_what_failed_is_tried_again_when_asked_and_goes_on_from_what_it_timed(self, recorded, tmp_path):
+        folder, _ = recorded
+        shutil.copytree(folder / "rec", tmp_path / "rec")
+        done = run(tmp_path, "--waiting", "0", "--retry-failed", "--passes", "time", "--rounds", "1")
+        assert done.returncode == 0, done.stderr
+        assert "time1: 1/1 own.broken: 1 kernels, 1 keys" in done.stdout
+        tried = sorted((tmp_path / "rec" / "time1").glob("own.broken*"))
+        assert [path.name for path in tried] == ["own.broken", "own.broken.try1"]
+        first, second = (json.loads((path / "result.json").read_text()) for path in tried[::-1])
+        assert (len(first["new_keys"]), second["new_keys"], second["reused"]) == (1, [], first["new_keys"])
+        summary = json.loads((tmp_path / "rec" / "summary.json").read_text())
+        assert summary["counts"]["time1 keys"] == 3
+
     def test_a_packed_recording_is_gone_on_from_elsewhere(self, recorded, tmp_path):
         folder, _ = recorded
         done = run(tmp_path, "--unpack", str(folder / "packed.tar.xz"), "--passes", "time", "--only", "own.broken")
         assert done.returncode == 0, done.stderr
         summary = json.loads((tmp_path / "rec" / "summary.json").read_text())
         assert summary["counts"]["time2 keys"] == 1
+        assert summary["problems"] == []
         # What cannot be compiled is known; what was compiled is in no cache here.
         assert (summary["compiled"], len(summary["cannot_be_compiled"])) == (0, 1)
 
@@ -233,8 +265,47 @@ class TestStopwatches:
         stopwatch = _Short(5, 25)
         assert stopwatch(None, quantiles=(0.5,), warmup=100) == {"quantiles": (0.5,), "warmup": 5, "rep": 25}
         stopwatch.known = True
-        assert stopwatch(None) == [1.0, 1.0, 1.0]
+        assert stopwatch(None) == [NOT_TIMED] * 3
         assert stopwatch.candidates == 1
+
+
+class TestJournaled:
+    """What is journaled of a key is what was measured of it."""
+
+    def test_a_key_that_was_not_timed_has_no_timings_and_a_note(self):
+        journaled = _Journaled(launched_once=False)
+        for item in (record({16: NOT_TIMED}), record({16: NOT_TIMED}, shared=True)):
+            found = journaled(item)
+            assert found.timings == ()
+            assert found.note.startswith("not timed")
+            assert found.winner == item.winner
+        assert journaled.winners == {}
+
+    def test_a_winner_is_known_to_others_unless_the_context_broke_before(self):
+        journaled = _Journaled(launched_once=False)
+        good, late = record({16: 1.0, 32: 2.0}), record({16: 1.0}, kernel="pkg.module.late")
+        broken = record({16: 1.0, 32: None}, kernel="pkg.module.broken")
+        error = replace(broken.timings[1], error="RuntimeError: CUDA error: an illegal memory access was encountered")
+        broken = replace(broken, timings=(broken.timings[0], error))
+        assert [journaled(item) for item in (good, broken, late)] == [good, broken, late]
+        assert journaled.winners == {f"{good.kernel.qualified_name} {good.key.text}": good.winner.text}
+        assert "illegal memory access" in journaled.broken
+
+    def test_what_is_launched_once_says_so(self):
+        assert "made up" in _Journaled(launched_once=True)(record({16: 1.0, 32: 2.0})).note
+
+    def test_what_is_timed_is_known_from_finished_workloads_alone(self, tmp_path):
+        for name, result in (
+            ("a", {"winners": {"k 1": "c"}}),
+            ("b", {"error": "no end after 9 s"}),
+            ("c", None),
+            ("d", {"winners": {"k 2": "d"}}),
+        ):
+            (tmp_path / name).mkdir()
+            if result is not None:
+                (tmp_path / name / "result.json").write_text(json.dumps(result))
+        (tmp_path / "c" / "result.json.part").write_text('{"winn')
+        assert known_winners(tmp_path) == {"k 1": "c", "k 2": "d"}
 
 
 COMPILER = """
@@ -297,13 +368,14 @@ class TestCompiling:
 
 
 class TestCompact:
-    def write(self, folder: Path, step: str, name: str, *records, reused=()) -> None:
+    def write(self, folder: Path, step: str, name: str, *records, reused=(), finished=True) -> None:
         place = folder / step / name
         place.mkdir(parents=True)
         with JournalWriter(f"{place}/", environment()) as writer:
             for item in records:
                 writer.write(item)
-        (place / "result.json").write_text(json.dumps({"reused": list(reused)}))
+        if finished is not None:
+            (place / "result.json").write_text(json.dumps({"reused": list(reused), "finished": finished}))
 
     def test_one_journal_for_each_package_and_round(self, tmp_path):
         for step in ("time1", "time2"):
@@ -340,3 +412,80 @@ class TestCompact:
         (line,) = done.left_out
         assert "pkg.module.bad" in line
         assert "misaligned" in line
+
+    @pytest.mark.parametrize("finished", [None, False])
+    def test_of_a_workload_that_did_not_end_only_times_that_differ_are_taken(self, tmp_path, finished):
+        real, made_up = record({16: 5.0, 32: 6.0}, kernel="pkg.module.real"), record({16: 1.0})
+        self.write(tmp_path / "rec", "time1", "a", real, made_up, finished=finished)
+        self.write(tmp_path / "rec", "time1", "b", record({16: 3.0, 32: 4.0}))
+        done = record_pack.compact(tmp_path / "rec", tmp_path / "out")
+        kept = {item.kernel.qualified_name: item for item in read_journal(done.files[0]).records}
+        assert [item.times_ms[0] for item in kept["pkg.module.kernel"].timings] == [3.0, 4.0]
+        assert [item.times_ms[0] for item in kept["pkg.module.real"].timings] == [5.0, 6.0]
+        (line,) = done.left_out
+        assert "a did not end" in line
+
+    def test_a_workload_that_ended_goes_before_one_that_did_not(self, tmp_path):
+        self.write(tmp_path / "rec", "time1", "a", record({16: 9.0, 32: 8.0}), finished=None)
+        self.write(tmp_path / "rec", "time1", "b", record({16: 3.0, 32: 4.0}))
+        (kept,) = read_journal(record_pack.compact(tmp_path / "rec", tmp_path / "out").files[0]).records
+        assert [item.times_ms[0] for item in kept.timings] == [3.0, 4.0]
+
+    def test_a_compaction_that_fails_leaves_nothing_behind(self, tmp_path, monkeypatch):
+        self.write(tmp_path / "rec", "time1", "a", record({16: 1.0, 32: 2.0}), record({16: 1.0}, kernel="other.k"))
+        write, calls = record_pack._write, []
+
+        def full(*arguments):
+            calls.append(arguments)
+            if len(calls) == 2:
+                raise OSError("no space left on device")
+            return write(*arguments)
+
+        monkeypatch.setattr(record_pack, "_write", full)
+        with pytest.raises(OSError, match="no space"):
+            record_pack.compact(tmp_path / "rec", tmp_path / "out")
+        assert [path.name for path in tmp_path.iterdir()] == ["rec"]
+        monkeypatch.undo()
+        assert record_pack.compact(tmp_path / "rec", tmp_path / "out").records == 2
+
+
+class TestPack:
+    def test_every_round_is_packed(self, tmp_path):
+        for number in range(1, 12):
+            place = tmp_path / "rec" / f"time{number}" / "a"
+            place.mkdir(parents=True)
+            (place / "result.json").write_text("{}")
+        record_pack.pack(tmp_path / "rec", {}, tmp_path / "packed.tar.xz")
+        record_pack.unpack(tmp_path / "packed.tar.xz", tmp_path / "again")
+        assert len(list((tmp_path / "again").glob("time*/a/result.json"))) == 11
+
+    def test_what_is_too_large_is_not_written_and_what_was_there_stays(self, tmp_path, monkeypatch):
+        (tmp_path / "packed.tar.xz").write_bytes(b"before")
+        (tmp_path / "rec").mkdir()
+        monkeypatch.setattr(record_pack, "LIMIT", 10)
+        with pytest.raises(ValueError, match="over 10: pack fewer workloads"):
+            record_pack.pack(tmp_path / "rec", {}, tmp_path / "packed.tar.xz")
+        assert (tmp_path / "packed.tar.xz").read_bytes() == b"before"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["packed.tar.xz", "rec"]
+
+    def test_a_recording_that_is_too_large_to_pack_still_has_its_summary(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr(record_pack, "LIMIT", 10)
+        parser = argparse.ArgumentParser()
+        bench_record.add_arguments(parser)
+        options = parser.parse_args(["--stand-in", "--passes", "compile", "--pack", str(tmp_path / "packed.tar.xz")])
+        options.out = tmp_path / "rec"
+        (problem,) = bench_record.Recording(options, []).run()["problems"]
+        assert "over 10" in problem
+        assert problem in capsys.readouterr().out
+
+    def test_remeasure_is_the_policys(self, tmp_path, monkeypatch):
+        parser = argparse.ArgumentParser()
+        bench_record.add_arguments(parser)
+        given = []
+        monkeypatch.setattr(bench_record.Recording, "_processes", lambda self, *arguments: given.append(arguments))
+        for extra in ([], ["--remeasure"]):
+            options = parser.parse_args(["--passes", "time", "--rounds", "1", *extra])
+            options.out = tmp_path / "rec"
+            summary = bench_record.Recording(options, []).run()
+            assert summary["remeasure"] == bool(extra)
+        assert ["--remeasure" in extra for *_, extra in given] == [False, True]
