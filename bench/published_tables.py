@@ -139,22 +139,20 @@ def measured(data: Path, denied: Mapping[str, Sequence[Denied]]) -> list[TableFi
     Configs that are denied for another reason than failing to launch take no part in the merge.
     """
     (ssd,) = merge(map(read_journal, find_journals([data / "journals"])), date=SSD_DATE).tables
-    layers: dict[tuple[str, str], TableFile] = {(ssd.arch, ssd.package): ssd}
+    layers: dict[tuple[str, str], TableFile] = {}
     known = with_denied([], denied)
     for folder in sorted(path for path in (data / "recordings").glob("*") if path.is_dir()):
         recorded = map(read_journal, find_journals([folder]))
-        # A later recording continues an earlier one, as ``triton-tuning merge`` does with a table that is there.
-        rest = [table for at, table in layers.items() if at != (ssd.arch, ssd.package)]
-        merged = merge(recorded, date=folder.name, tables=[*rest, *known]).tables
-        for table in merged:
-            layers[table.arch, table.package] = _under(ssd, table) if table.package == ssd.package else table
+        # A later recording continues all earlier ones, as ``triton-tuning merge`` does with a table that is there.
+        for table in merge(recorded, date=folder.name, tables=[*layers.values(), *known]).tables:
+            layers[table.arch, table.package] = table
+    at = (ssd.arch, ssd.package)
+    layers[at] = _under(ssd, layers[at]) if at in layers else ssd
     return list(layers.values())
 
 
 def _under(upper: TableFile, lower: TableFile) -> TableFile:
     """One table of two: what the upper one has hides the same key in the lower one."""
-    if upper.arch != lower.arch:
-        return lower
     entries = {entry.identity: entry for entry in (*lower.entries, *upper.entries)}
     hidden = {(row.kernel, row.config, row.key, row.dtypes) for row in upper.denied}
     denied = [row for row in lower.denied if (row.kernel, row.config, row.key, row.dtypes) not in hidden]

@@ -93,6 +93,21 @@ class TestMeasured:
         found = {entry.key: (sizes(entry.config)["BLOCK"], entry.evidence["date"]) for entry in table.entries}
         assert sorted(found.values()) == [(16, published_tables.SSD_DATE), (32, "2026-12-06")]
 
+    def test_a_later_recording_keeps_what_only_an_earlier_one_has(self, data):
+        keys = {n: Key.of({"n": n}, {"x_ptr": "bfloat16"}) for n in (256, 512)}
+        times = {16: 3.0, 32: 1.0}
+        for date, found in (("2026-12-06", keys[256]), ("2026-12-20", keys[512])):
+            for package in ("pkg.module.kernel", "other.kernel"):
+                write(data / "recordings" / date, record(times, key=found, kernel=package))
+        write(data / "recordings" / "2026-12-20", record(times))
+        tables = {table.package: table for table in published_tables.measured(data, {})}
+        found = {
+            name: sorted((dict(entry.key)["n"], entry.evidence["date"]) for entry in table.entries)
+            for name, table in tables.items()
+        }
+        dated = [("256", "2026-12-06"), ("512", "2026-12-20")]
+        assert found == {"pkg": [("128", published_tables.SSD_DATE), *dated], "other": dated}
+
     def test_each_package_gets_a_table_and_evidence_says_how_often_recordings_agreed(self, data):
         for number in (1, 2):
             write(
@@ -109,8 +124,8 @@ class TestMeasured:
 
     def test_a_denied_config_takes_no_part_in_the_merge(self, data):
         fast = record({16: 1.0, 32: 2.0}, kernel="other.kernel")
-        for _ in (1, 2):
-            write(data / "recordings" / "2026-12-06", fast)
+        for date in ("2026-12-06", "2026-12-06", "2026-12-20"):
+            write(data / "recordings" / date, fast)
         rows = {
             "sm90": [
                 published_tables.Denied("other.kernel", fast.winner, None, "wrong results", "a report"),
