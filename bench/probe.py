@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _compile_ahead(step: Any, policy: Any, keep: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run a step, and compile all candidates of all its launches."""
     import tuning
-    from bench.record_compile import BATCH, Compiling, Work
+    from bench.record_compile import BATCH, Compiling, Work, work_name
     from tuning._launch_replay import Reached, watch_launches
     from tuning._warmup_tasks import Task
     from tuning.interception import device_facts, launch_specialization
@@ -54,7 +54,7 @@ def _compile_ahead(step: Any, policy: Any, keep: Path, options: argparse.Namespa
     with tuning.install(policy), watch_launches(policy.in_scope, reached):
         step(0)
     first = time.perf_counter() - began
-    tasks = [(f"{number:04}", task) for number, (_, task) in enumerate(todo.values()) if task.specialization]
+    tasks = [(work_name(task), task) for _, task in todo.values() if task.specialization]
     works = [
         Work(task, task.candidates[at : at + BATCH], name)
         for name, task in tasks

@@ -1,7 +1,8 @@
 """Compile every candidate of every launch that was collected, on all cores, into Triton's compile cache.
 
 The cache is the state: what is in it is found again in no time. ``compiled.jsonl`` remembers what is done, and which
-candidates cannot be compiled, so that a resumed recording does not even start a process for them.
+candidates cannot be compiled, so that a resumed recording does not even start a process for them. What may pass, a
+candidate out of time or a process that died, is given up for this run and not remembered.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from tuning._launch_specialization import identity
 from tuning._warmup_tasks import Task, read_recorded
 
-__all__ = ["Compiling", "Work", "works"]
+__all__ = ["Compiling", "Work", "work_name", "works"]
 
 BATCH = 6
 """Candidates handed to a process at once: few, so that the last ones to finish do not keep all others waiting."""
@@ -50,6 +51,12 @@ class Work:
         return Work(self.task, left, self.name) if left else None
 
 
+def work_name(task: Task) -> str:
+    """What identifies a launch to the compiler, in each run the same: its kernel and what is seen of its arguments."""
+    text = f"{task.kernel.qualified_name} {identity({**task.specialization, 'heuristics': None})}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def works(journals: Sequence[str]) -> tuple[list[tuple[str, Work]], list[str]]:
     """What there is to compile, each with its journal, and a line for each launch that cannot be compiled ahead.
 
@@ -63,8 +70,7 @@ def works(journals: Sequence[str]) -> tuple[list[tuple[str, Work]], list[str]]:
         recorded = read_recorded([path])
         refused += [str(failure) for failure in recorded.failures]
         for task in recorded.tasks:
-            text = f"{task.kernel.qualified_name} {identity({**task.specialization, 'heuristics': None})}"
-            name = hashlib.sha256(text.encode()).hexdigest()[:16]
+            name = work_name(task)
             # Pruning may leave other candidates for another key that the compiler sees alike.
             fresh = tuple(config for config in task.candidates if f"{name} {config}" not in seen)
             seen.update(f"{name} {config}" for config in fresh)
@@ -80,7 +86,7 @@ class Compiling:
         folder: of the recording; ``compiled.jsonl`` is kept there.
         environment: of the processes.
         jobs: number of processes.
-        timeout: seconds after which one candidate is given up.
+        timeout: seconds after which one candidate is given up, from when its kernel's package is imported.
         settings: what each process is told: arch and multiprocessors.
         command: of a process that compiles.
         done: candidates that are compiled or known to fail: name and config.
@@ -96,11 +102,14 @@ class Compiling:
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     compiled: int = 0
+    start_timeout: float = 300.0
+    """Seconds for a process to be ready, and for a kernel's package to be imported, which all processes do at once."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._path = self.folder / "compiled.jsonl"
         self._running: set[subprocess.Popen[str]] = set()
+        self._unready = 0
         if self._path.exists():
             for line in self._path.read_text(encoding="utf-8").splitlines():
                 with contextlib.suppress(json.JSONDecodeError):
@@ -139,6 +148,13 @@ class Compiling:
         while time.monotonic() < deadline:
             process, answers = self._start()
             try:
+                if not self._is_ready(answers, deadline):
+                    process.kill()
+                    with self._lock:
+                        self._unready += 1
+                        if self._unready > 2 * self.jobs:
+                            return  # it is not this process, then
+                    continue
                 while True:
                     try:
                         work = left.popleft()
@@ -179,6 +195,14 @@ class Compiling:
         self._say(process, self.settings)
         return process, answers
 
+    def _is_ready(self, answers: queue.Queue[str], deadline: float) -> bool:
+        """Wait until a process has imported what it needs; False where it died or takes too long."""
+        try:
+            line = answers.get(timeout=max(0.0, min(self.start_timeout, deadline - time.monotonic())))
+        except queue.Empty:
+            return False
+        return bool(line) and "ready" in json.loads(line)
+
     @staticmethod
     def _say(process: subprocess.Popen[str], value: Any) -> None:
         assert process.stdin is not None
@@ -191,21 +215,25 @@ class Compiling:
         """Have some candidates compiled. Returns what is left where the process is lost, else None."""
         self._say(process, {"task": work.task.to_json(), "configs": list(work.configs)})
         waiting = list(work.configs)
+        limit = self.start_timeout
         while waiting:
             try:
-                line = answers.get(timeout=self.timeout)
+                line = answers.get(timeout=limit)
             except queue.Empty:
                 line = None
             if time.monotonic() > deadline:
                 return Work(work.task, (), work.name)
             if line:
                 row = json.loads(line)
+                limit = self.timeout
+                if "loaded" in row:
+                    continue
                 waiting.remove(row["config"])
                 self._keep(work, row)
                 continue
             process.kill()
-            reason = f"no answer in {self.timeout:.0f} s" if line is None else "its process died"
-            self._keep(work, {"config": waiting[0], "error": reason, "seconds": self.timeout})
+            reason = f"no answer in {limit:.0f} s" if line is None else "its process died"
+            self._keep(work, {"config": waiting[0], "error": reason, "seconds": limit, "passing": True})
             return Work(work.task, tuple(waiting[1:]), work.name)
         return None
 
@@ -214,6 +242,8 @@ class Compiling:
         with self._lock:
             self.compiled += 1
             self._count(row)
+            if row.get("passing"):
+                return
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
