@@ -19,7 +19,7 @@ from tuning._merge_contexts import breaks_context
 from tuning.journal import SUFFIX, JournalWriter, read_journal
 from tuning.spec import Environment, TuningRecord
 
-__all__ = ["Compacted", "breaks_context", "compact", "pack", "pack_cache", "unpack", "unpack_cache"]
+__all__ = ["Compacted", "compact", "pack", "pack_cache", "unpack", "unpack_cache"]
 
 LIMIT = 16 << 20
 """Most bytes of a packed file."""

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import record_stand_in
-from bench.record_pack import breaks_context
 from bench.results import write_whole
 from bench.workloads import find, prepare
 from bench.workloads.steps import FILLS, import_package
+from tuning._merge_contexts import breaks_context
 
 NOT_TIMED = 2.0**-500
 """Milliseconds that no stopwatch shows: Triton has to be told something of a candidate that is not timed, and by this
