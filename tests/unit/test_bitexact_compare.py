@@ -149,6 +149,23 @@ def test_ulps_of_other_dtypes() -> None:
         compare_tensors("x", fp8, fp8[:1])
 
 
+@pytest.mark.parametrize(("dtype", "width"), [("float64", 64), ("float32", 32), ("bfloat16", 16), ("float16", 16)])
+def test_one_definition_of_a_distance_holds_for_tensors_and_for_metrics(dtype: str, width: int) -> None:
+    from tuning.bitexact import metrics_values
+
+    kind = getattr(torch, dtype)
+    largest, tiny = torch.finfo(kind).max, torch.finfo(kind).smallest_normal
+    numbers = [0.0, -0.0, 1.0, -1.0, tiny, -tiny, largest, -largest, float("inf"), -float("inf")]
+    for one, two in itertools.combinations(torch.tensor(numbers, dtype=kind).unbind(), 2):
+        found = compare_tensors("x", one, two)
+        pair = [int(t.view(getattr(torch, f"int{width}"))) % (1 << width) for t in (one, two)]
+        assert found is not None
+        assert found.ulps == metrics_values.ulp_distance(dtype, *pair)
+    zero = compare_tensors("x", torch.zeros((), dtype=kind), -torch.zeros((), dtype=kind))
+    assert zero is not None
+    assert (zero.ulps, zero.kind) == (0, "sign of zero")
+
+
 def test_other_differences_say_what_they_are() -> None:
     answers = iter([{"a": torch.zeros(2), "b": 1, "c": -0.0}, {"a": torch.zeros(2, 1), "c": 0.0, "d": 1}])
     found = compare_runs(lambda: next(answers)).differences

@@ -15,7 +15,15 @@ from typing import Any, Literal
 from tuning.bitexact.digest import Digest, Digests
 from tuning.spec import Json
 
-__all__ = ["Difference", "DifferenceKind", "compare_tensors", "differences", "most_ulps"]
+__all__ = [
+    "Difference",
+    "DifferenceKind",
+    "compare_tensors",
+    "differences",
+    "most_ulps",
+    "ulp_distance",
+    "ulp_place",
+]
 
 DifferenceKind = Literal["missing", "description", "value", "sign of zero", "nan", "bits"]
 
@@ -147,7 +155,7 @@ def compare_tensors(name: str, first: Any, second: Any) -> Difference | None:
         return None
     at = int(places[0])
     flat = [t.contiguous().flatten() for t in pair]
-    kind, ulps, most = _distance([t[places.to(t.device)] for t in flat], [b[places] for b in bits])
+    kind, ulps, most = ulp_distance([t[places.to(t.device)] for t in flat], [b[places] for b in bits])
     index = []
     for size in reversed(pair[0].shape):
         at, here = divmod(at, size)
@@ -188,8 +196,31 @@ def _shown(element: Any) -> str:
     return f"{element.item()!r} ({bits})"
 
 
-def _distance(values: list[Any], bits: list[Any]) -> tuple[DifferenceKind, int | None, int | None]:
-    """Kind and ulp distance of the first of these elements, and the largest distance."""
+def ulp_place(bits: Any, width: int) -> Any:
+    """Where a float stands among all floats of its dtype: an integer that grows by 1 from each to the next one.
+
+    Both zeros stand at 0, infinity one beyond the largest finite number. The distance in ulps of two floats that are no
+    NaN is the distance of their places; this is the one definition of it.
+
+    Args:
+        bits: of the float, its highest the sign: a Python integer, or a tensor of int64, for each element.
+        width: how many bits the dtype has.
+    """
+    sign = -((bits >> (width - 1)) & 1)
+    return ((bits & ((1 << (width - 1)) - 1)) ^ sign) - sign
+
+
+def ulp_distance(values: list[Any], bits: list[Any]) -> tuple[DifferenceKind, int | None, int | None]:
+    """Kind and ulp distance of the first of these elements, and the largest distance.
+
+    Args:
+        values: two tensors of one shape and floating-point dtype, whose elements differ in their bits.
+        bits: the same as signed integers of the dtype's width.
+
+    Returns:
+        The kind and the distance of the first elements, and the largest distance of those that have one. Both are None
+        for dtypes that are no floats with a sign.
+    """
     import torch
 
     dtype = values[0].dtype
@@ -198,12 +229,7 @@ def _distance(values: list[Any], bits: list[Any]) -> tuple[DifferenceKind, int |
     numbers = [v.to(torch.float64 if dtype.itemsize == 8 else torch.float32).to(bits[0].device) for v in values]
     nan = numbers[0].isnan() | numbers[1].isnan()
     zero = (numbers[0] == 0) & (numbers[1] == 0)
-    # Sign and magnitude to an integer that grows with the float; both zeros become 0.
-    mask = (1 << (8 * dtype.itemsize - 1)) - 1
-    ordered = []
-    for found in bits:
-        wide = found.to(torch.int64)
-        ordered.append(torch.where(wide < 0, -(wide & mask), wide))
+    ordered = [ulp_place(found.to(torch.int64), 8 * dtype.itemsize) for found in bits]
     low, high = torch.minimum(*ordered), torch.maximum(*ordered)
     # The difference of two float64 may need 64 bits without a sign: what wraps is read as such.
     apart = (high - low).masked_fill(nan, 0)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .difference import ulp_place
+
 __all__ = ["DTYPES", "Value", "as_number", "decode", "dtype_of", "encode", "ulp_distance", "value_of"]
 
 
@@ -176,7 +178,7 @@ def as_number(dtype: str, bits: int) -> float:
 
 
 def ulp_distance(dtype: str, first: int, second: int) -> int | None:
-    """How many steps of this dtype lie between two elements, given as bits.
+    """How many steps of this dtype lie between two elements, given as bits; see :func:`.difference.ulp_place`.
 
     Both zeros are one place, so equal places need not be equal bits. None where there is no distance: a NaN on either
     side, or no float.
@@ -184,9 +186,4 @@ def ulp_distance(dtype: str, first: int, second: int) -> int | None:
     kind = _FLOATS.get(dtype)
     if kind is None or kind.is_nan(first) or kind.is_nan(second):
         return None
-    sign = 1 << (kind.width - 1)
-
-    def place(bits: int) -> int:
-        return -(bits & (sign - 1)) if bits & sign else bits
-
-    return abs(place(first) - place(second))
+    return abs(int(ulp_place(first, kind.width)) - int(ulp_place(second, kind.width)))
