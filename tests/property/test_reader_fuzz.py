@@ -1,4 +1,4 @@
-"""Whatever bytes a journal, a table, a manifest or a policy file holds: read, or refused by a typed error with a place.
+"""Whatever bytes a journal, a table, a manifest, a policy file or a file of metrics holds: read, or refused by a typed error with a place.
 
 Each reader sees at least 20,000 damaged files in a run: Hypothesis draws seeds, and each seed is a batch of damages to
 a sound file, which costs a hundredth of an example for each. What a reader takes has to be fit for use. Other systems'
@@ -23,7 +23,9 @@ from recordings import config, environment, record
 
 import tuning
 from tuning._journal_frames import pack_frame
-from tuning.errors import JournalError, PolicyError, TableError
+from tuning.bitexact.metrics import MetricRecorder, compare_metrics
+from tuning.bitexact.metrics_file import read_metrics, write_metrics
+from tuning.errors import JournalError, MetricStandardError, PolicyError, TableError
 from tuning.journal import JournalWriter, read_journal
 from tuning.manifest import Launch, build_manifest, manifest_bytes, manifest_from_bytes
 from tuning.policy import AutotunePolicy
@@ -70,6 +72,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def sound_metrics(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    recorder = MetricRecorder()
+    for number in (0.5, -0.0, float("nan"), float("inf")):
+        recorder.record("loss", number)
+    recorder.record("tokens", 2**70)
+    recorder.record("done", True)
+    recorder.tolerate("loss", reason="adds with atomics", ulps=1, relative=0.5)
+    path = tmp_path_factory.mktemp("sound") / "metrics.json"
+    write_metrics(path, recorder.finish())
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
 def sound_journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     with JournalWriter(str(tmp_path_factory.mktemp("sound") / "rec"), environment()) as writer:
         writer.write(record({16: 0.25, 32: None}))
@@ -99,11 +114,20 @@ def read_as_policy(path: Path, data: bytes) -> None:
     assert isinstance(tuning.policy_from_yaml(path), AutotunePolicy)
 
 
+def read_as_metrics(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    found = read_metrics(path)
+    if found.series:
+        assert compare_metrics(found, found).passed
+    write_metrics(path, found)
+    assert read_metrics(path) == found
+
+
 def outcome(read: Callable[[Path, bytes], None], path: Path, data: bytes) -> bool:
     """Whether it is read. Any error but a typed one of a line that names the file fails the test."""
     try:
         read(path, data)
-    except (JournalError, TableError, PolicyError) as error:
+    except (JournalError, TableError, PolicyError, MetricStandardError) as error:
         refused = error
     else:
         return True
@@ -165,7 +189,8 @@ def test_a_run_looks_at_twenty_thousand_files_of_each_kind() -> None:
     assert SEEDS * BATCH >= 20_000
 
 
-def test_the_sound_files_are_read(place: Path, sound_journal: bytes) -> None:
+def test_the_sound_files_are_read(place: Path, sound_journal: bytes, sound_metrics: bytes) -> None:
+    assert outcome(read_as_metrics, place, sound_metrics)
     assert outcome(read_as_journal, place, sound_journal)
     assert outcome(read_as_table, place, sound_table())
     assert outcome(read_as_manifest, place, sound_manifest())
@@ -200,6 +225,12 @@ def test_damaged_policies(seed: int, place: Path) -> None:
     batch(read_as_policy, place, POLICY, seed, damaged)
 
 
+@seeds
+@settings(max_examples=SEEDS)
+def test_damaged_metrics(seed: int, place: Path, sound_metrics: bytes) -> None:
+    batch(read_as_metrics, place, sound_metrics, seed, damaged)
+
+
 def hostile() -> Iterator[bytes]:
     yield b"[" * 200_000
     yield b"[" * 100_000 + b"]" * 100_000
@@ -222,7 +253,7 @@ def hostile() -> Iterator[bytes]:
     yield pack_frame(b"\xdb\xff\xff\xff\xff")
 
 
-@pytest.mark.parametrize("read", [read_as_journal, read_as_table, read_as_manifest, read_as_policy])
+@pytest.mark.parametrize("read", [read_as_journal, read_as_table, read_as_manifest, read_as_policy, read_as_metrics])
 def test_hostile_files_take_bounded_time_and_memory(read: Any, place: Path) -> None:
     if read is read_as_policy:
         pytest.importorskip("yaml")

@@ -14,17 +14,21 @@ from typing import Any
 import pytest
 
 from tuning.bitexact.metrics import MetricRecorder, Metrics, Tolerance, compare_metrics
-from tuning.bitexact.metrics_file import read_metrics, record_standard, write_metrics
+from tuning.bitexact.metrics_file import read_metrics, record_standard, refuse_under_ci, write_metrics
 from tuning.bitexact.metrics_values import decode, encode, ulp_distance, value_of
 from tuning.cli import main
 from tuning.errors import MetricStandardError
 
 ROOT = Path(__file__).parents[2]
+CI_VARIABLES = (
+    "CI", "GITHUB_ACTIONS", "GITLAB_CI", "JENKINS_URL", "BUILD_NUMBER", "BUILDKITE", "TEAMCITY_VERSION", "TF_BUILD"
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI", raising=False)
+    for name in CI_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
 def run_of(**metrics: list[Any]) -> Metrics:
@@ -165,6 +169,13 @@ def test_what_cannot_be_recorded_is_refused_and_changes_nothing(arguments: tuple
     assert recorder.finish().series == run_of(loss=[0.5]).series
 
 
+def test_what_has_no_place_in_a_file_is_refused_when_it_is_recorded() -> None:
+    torch = pytest.importorskip("torch")
+    for value in (10**5000, torch.zeros(1, device="meta"), torch.ones(2).to_sparse()):
+        with pytest.raises(MetricStandardError, match="metric 'm', step 0: expected "):
+            MetricRecorder().record("m", value)
+
+
 def test_steps_count_up_from_the_highest() -> None:
     recorder = MetricRecorder()
     recorder.record("loss", 1.0, 5)
@@ -184,8 +195,8 @@ def test_the_planted_ulp_is_found_at_its_step() -> None:
     (difference,) = found.differences
     assert (difference.metric, difference.step, difference.index, difference.ulps) == ("loss", 2, None, 1)
     assert found.text().splitlines() == [
-        "1 differences from the standard, the first at step 2 (8 compared)",
-        "  loss, step 2: 0x1.2000000000000p+0 became 0x1.2000000000001p+0, 1 ulp away",
+        "1 difference from the standard, the first at step 2 (8 compared)",
+        "  loss, step 2: 0x1.2000000000000p+0 (1.125) became 0x1.2000000000001p+0 (1.1250000000000002), 1 ulp away",
     ]
 
 
@@ -217,7 +228,7 @@ def test_metrics_and_steps_that_one_side_lacks_differ() -> None:
     assert found.first.step == 2
     back = compare_metrics(run_of(a=[1.0, 2.0, 3.0]), run_of(a=[1.0, 2.0]))
     assert [str(difference) for difference in back.differences] == [
-        "a, step 2: missing: the standard has 0x1.8000000000000p+1"
+        "a, step 2: missing: the standard has 0x1.8000000000000p+1 (3.0)"
     ]
 
 
@@ -250,6 +261,12 @@ def tolerated(run: Metrics, **tolerance: Any) -> Metrics:
         ({"absolute": 1.0}, math.inf, math.inf, True),
         ({"absolute": 1.0}, math.inf, 1.0, False),
         ({"ulps": 10**18}, 1.0, math.nan, False),
+        ({"ulps": 1}, sys.float_info.max, math.inf, False),
+        ({"absolute": 0.5}, 2**53, 2**53 + 1, False),
+        ({"absolute": 0.5}, 10**400, 10**400 + 1, False),
+        ({"absolute": 1.0}, 10**400, 10**400 + 1, True),
+        ({"relative": 2**-53}, 2**60, 2**60 + 129, False),
+        ({"relative": 2**-53}, 2**60, 2**60 + 128, True),
         ({"absolute": 1e300}, math.nan, 1.0, False),
     ],
 )
@@ -273,6 +290,7 @@ def test_a_tolerance_is_of_one_metric_alone() -> None:
         {"reason": "x", "ulps": -1},
         {"reason": "x", "ulps": 1.0},
         {"reason": "x", "absolute": math.inf},
+        {"reason": "x", "absolute": 10**400},
         {"reason": "x", "relative": math.nan},
         {"reason": "x", "relative": "1"},
     ],
@@ -426,6 +444,36 @@ def test_a_standard_is_not_recorded_under_ci(
     assert path.exists() is not refused
 
 
+@pytest.mark.parametrize("name", CI_VARIABLES)
+def test_every_ci_system_is_known_by_its_own_variable(name: str) -> None:
+    with pytest.raises(MetricStandardError, match=f"found {name}=7") as caught:
+        refuse_under_ci({name: "7"})
+    assert caught.value.expected == f"{name} to be unset"
+    refuse_under_ci({name: "false"})
+
+
+def test_what_is_no_regular_file_or_too_large_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(MetricStandardError, match=r"pipe: \$: expected a regular file"):
+        read_metrics(tmp_path / "pipe")
+    with pytest.raises(MetricStandardError, match="found a folder"):
+        read_metrics(tmp_path)
+    write_metrics(tmp_path / "m.json", run_of(m=[1.0]))
+    monkeypatch.setattr("tuning.bitexact.metrics_file.MAX_BYTES", 100)
+    with pytest.raises(MetricStandardError, match="of at most 100 bytes"):
+        read_metrics(tmp_path / "m.json")
+
+
+def test_nothing_beside_nothing_is_no_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "m.json")
+    write_metrics(file, run_of())
+    assert main(["metrics", "compare", file, file]) == 1
+    assert "expected at least one metric to compare, found none" in " ".join(capsys.readouterr().err.split())
+    assert not compare_metrics(run_of(), run_of(m=[1.0])).passed
+
+
 def test_nothing_is_no_standard(tmp_path: Path) -> None:
     with pytest.raises(MetricStandardError, match="at least one metric"):
         record_standard(tmp_path / "s.json", run_of())
@@ -449,7 +497,8 @@ def test_the_command_compares_shows_and_records(
     code, found = document(capsys, "metrics", "compare", standard, off)
     assert (code, found["first_step"], found["differences"][0]["ulps"]) == (1, 0, 1)
     assert main(["metrics", "compare", standard, off]) == 1
-    assert "n, step 0: 0x1.0000000000000p+0 became 0x1.0000000000001p+0, 1 ulp away" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "n, step 0: 0x1.0000000000000p+0 (1.0) became 0x1.0000000000001p+0 (1.0000000000000002), 1 ulp away" in shown
     code, found = document(capsys, "metrics", "show", standard)
     assert (code, [row["metric"] for row in found["metrics"]]) == (0, ["m", "n"])
     assert main(["metrics", "show", standard]) == 0
@@ -476,8 +525,9 @@ def test_the_command_compares_shows_and_records(
 def test_a_plot_is_written_in_each_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     numpy = pytest.importorskip("numpy")
-    there = {"a $x": [1.0, 2.0, math.inf], "p": [numpy.ones(3)], "gone": [1.0]}
+    there = {"a $x": [1.0, 2.0, math.inf], "p": [numpy.ones(3)], "gone": [1.0], "\ud800": [10**400]}
     here = {"a $x": [1.0, math.nextafter(2.0, 3), math.nan], "p": [numpy.array([1.0, 1.0, 2.0])], "new": [1.0]}
+    here["\ud800"] = [10**400 + 1]
     standard, run = str(tmp_path / "s.json"), str(tmp_path / "r.json")
     write_metrics(standard, run_of(**there))
     write_metrics(run, run_of(**here))
@@ -487,7 +537,7 @@ def test_a_plot_is_written_in_each_format(tmp_path: Path, capsys: pytest.Capture
         assert file.read_bytes().startswith(starts)
     text = (tmp_path / "plot.html").read_text()
     assert "<svg" in text
-    assert "a $x, step 1: 0x1.0000000000000p+1 became 0x1.0000000000001p+1, 1 ulp away" in text
+    assert "a $x, step 1: 0x1.0000000000000p+1 (2.0) became 0x1.0000000000001p+1 (2.0000000000000004), 1 ulp" in text
     assert main(["metrics", "compare", standard, run, "--plot", str(tmp_path / "plot.pdf")]) == 1
     assert "expected a name that ends in .html, .png, .svg, found .pdf" in capsys.readouterr().err
 
@@ -527,7 +577,7 @@ def test_without(): pass
 
 
 def pytest_run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_ADDOPTS")}
+    inherited = {name: value for name, value in os.environ.items() if name not in (*CI_VARIABLES, "PYTEST_ADDOPTS")}
     inherited |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tuning.bitexact.pytest_plugin"]
     return subprocess.run(
@@ -565,7 +615,11 @@ def test_the_fixture_records_compares_and_finds_the_planted_ulp(tmp_path: Path) 
     done = pytest_run(tmp_path, "--metric-plots", "plots", OFF=str(2**-52))
     assert "2 failed, 2 passed" in done.stdout, "one ulp is within the tolerance of the third"
     assert "error" not in done.stdout.splitlines()[-1]
-    assert "loss, step 2: 0x1.0000000000000p+0 became 0x1.0000000000001p+0, 1 ulp away" in done.stdout
+    difference = "loss, step 2: 0x1.0000000000000p+0 (1.0) became 0x1.0000000000001p+0 (1.0000000000000002), 1 ulp away"
+    assert done.stdout.count(difference) == 2, "once for each test that fails"
+    assert "During handling" not in done.stdout
+    again = "if the change is meant, record it with pytest --record-metric-standards 'test_it.py::test_training[a]'"
+    assert again in done.stdout
     assert len(list((tmp_path / "plots").iterdir())) == 2
 
 
@@ -595,6 +649,50 @@ def test_what_fails_or_skips_by_itself_records_nothing(tmp_path: Path) -> None:
     assert "assert 1 == 2" in done.stdout
     assert "metric 'loss', step 0: expected a number" in done.stdout
     assert not (tmp_path / "standards").exists()
+
+
+DYNAMIC = """
+import unittest
+import pytest
+
+def test_plain(metric_standard): metric_standard.record("loss", 1.0)
+
+def test_dynamic(request): request.getfixturevalue("metric_standard").record("loss", 1.0)
+
+@pytest.fixture
+def wrapped(metric_standard): return metric_standard
+
+def test_wrapped(wrapped): wrapped.record("loss", 1.0)
+
+@pytest.fixture
+def wrapped_dynamically(request): return request.getfixturevalue("metric_standard")
+
+def test_wrapped_dynamically(wrapped_dynamically): wrapped_dynamically.record("loss", 1.0)
+
+class Case(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def _keep(self, metric_standard): self.standard = metric_standard
+    def test_case(self): self.standard.record("loss", 1.0)
+
+@pytest.fixture
+def late(wrapped):
+    yield
+    wrapped.record("late", 1.0)
+
+def test_late(wrapped, late): wrapped.record("loss", 1.0)
+"""
+
+
+def test_however_the_fixture_is_asked_for_it_compares(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(DYNAMIC)
+    done = pytest_run(tmp_path)
+    assert "6 failed, 1 error" in done.stdout
+    assert done.stdout.count("expected a standard of this test's metrics, found none") >= 6
+    done = pytest_run(tmp_path, "--record-metric-standards", "-k", "not late")
+    assert done.returncode == 0, done.stdout
+    assert len(list((tmp_path / "standards" / "test_it").iterdir())) == 5
+    (tmp_path / "test_it.py").write_text(DYNAMIC.replace('"loss", 1.0', '"loss", 2.0'))
+    assert "5 failed" in pytest_run(tmp_path, "-k", "not late").stdout
 
 
 def test_loading_the_plugin_loads_neither_torch_nor_triton() -> None:

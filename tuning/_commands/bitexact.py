@@ -14,6 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
+from .._atomic import write_atomically
 from .._console import Console, UsageError
 from ..bitexact.suite import CELLS, PRESETS, RECIPE_NAMES, SuiteReport, run_suite
 from ._common import add_json
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     )
     if options.out is not None:
         try:
-            options.out.write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+            write_atomically(options.out, (json.dumps(report.to_json(), indent=1) + "\n").encode())
         except OSError as error:
             raise UsageError(f"--out: {options.out}: cannot be written: {error.strerror or error}") from None
     if options.json:

@@ -21,11 +21,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
+from .._words import counted
 from ..errors import MetricStandardError
 from ..spec import Json
-from .metrics_values import Value, as_number, dtype_of, encode, ulp_distance, value_of
+from .metrics_values import Value, dtype_of, encode, exactly, ulp_distance, value_of
 
 __all__ = [
     "MetricComparison",
@@ -62,19 +64,24 @@ class Tolerance:
             number = getattr(self, name)
             if type(number) not in (int, float) or not 0 <= number < math.inf:
                 raise _refused("a tolerance", name, "a finite number of at least 0", number)
-            object.__setattr__(self, name, float(number))
+            try:
+                object.__setattr__(self, name, float(number))
+            except OverflowError:
+                raise _refused("a tolerance", name, "a number that a float can hold", "a larger one") from None
         if not (self.ulps or self.absolute or self.relative):
             raise _refused("a tolerance", "ulps", "ulps, absolute or relative above 0", "none of them")
 
     def allows(self, dtype: str, standard: int, found: int) -> bool:
-        """Whether one element, given as bits, is near enough. A NaN is near nothing but itself."""
+        """Whether one element, given as bits, is near enough. A NaN or an infinity is near nothing but itself."""
+        if standard == found:
+            return True
+        there, here = exactly(dtype, standard), exactly(dtype, found)
+        if there is None or here is None:
+            return False
         distance = ulp_distance(dtype, standard, found)
         if distance is not None and distance <= self.ulps and self.ulps:
             return True
-        there, here = as_number(dtype, standard), as_number(dtype, found)
-        if not (math.isfinite(there) and math.isfinite(here)):
-            return False
-        return abs(here - there) <= self.absolute + self.relative * abs(there)
+        return abs(here - there) <= Fraction(self.absolute) + Fraction(self.relative) * abs(there)
 
     def __str__(self) -> str:
         parts = [f"{self.ulps} ulp"] if self.ulps else []
@@ -206,15 +213,23 @@ class MetricDifference:
     def __str__(self) -> str:
         place = f"{self.metric}" + ("" if self.step is None else f", step {self.step}")
         place += "" if self.index is None else f", element {self.index}"
+        standard, found = _with_decimal(self.standard), _with_decimal(self.found)
         if self.what == "missing":
-            return f"{place}: missing: the standard has {self.standard}"
+            return f"{place}: missing: the standard has {standard}"
         if self.what == "extra":
-            return f"{place}: not in the standard: found {self.found}"
-        text = f"{place}: {'' if self.what == 'value' else self.what + ' '}{self.standard} became {self.found}"
+            return f"{place}: not in the standard: found {found}"
+        text = f"{place}: {'' if self.what == 'value' else self.what + ' '}{standard} became {found}"
         if self.what == "value":
             far = {None: "", 0: ", another sign of zero"}.get(self.ulps, f", {self.ulps} ulp away")
             text += far + (f"; {self.elements} elements of it differ" if self.elements > 1 else "")
         return text
+
+
+def _with_decimal(text: str | None) -> str | None:
+    """The text that carries every bit, and beside it the number as a person reads it."""
+    if text is None or not text.startswith(("0x", "-0x")):
+        return text
+    return f"{text} ({float.fromhex(text)!r})"
 
 
 @dataclass(frozen=True)
@@ -248,10 +263,11 @@ class MetricComparison:
         """For a person: the verdict, the first step that differs, then up to ``limit`` differences."""
         tolerated = f", {self.tolerated} of them within their tolerance" if self.tolerated else ""
         if self.passed:
-            return f"equal bit for bit to the standard: {self.compared} values{tolerated}"
+            return f"equal bit for bit to the standard: {counted(self.compared, 'value')}{tolerated}"
         first = self.first
         where = "" if first is None or first.step is None else f", the first at step {first.step}"
-        lines = [f"{len(self.differences)} differences from the standard{where} ({self.compared} compared{tolerated})"]
+        many = counted(len(self.differences), "difference")
+        lines = [f"{many} from the standard{where} ({self.compared} compared{tolerated})"]
         lines += [f"  {difference}" for difference in self.differences[:limit]]
         if len(self.differences) > limit:
             lines.append(f"  and {len(self.differences) - limit} more")
@@ -278,8 +294,17 @@ def compare_metrics(standard: Metrics, run: Metrics) -> MetricComparison:
 
     Raises:
         MetricStandardError: the run declares a tolerance that the standard does not hold. (One that the run does not
-            speak of, as one read from a file, counts as the standard has it.)
+            speak of, as one read from a file, counts as the standard has it.) Or neither side has a metric: that
+            nothing differs from nothing shows nothing.
     """
+    if not standard.series and not run.series:
+        what = f"{standard.path or 'the standard'} and {run.path or 'the run'}"
+        raise MetricStandardError(
+            f"{what}: expected at least one metric to compare, found none: record the metrics that are to be held",
+            file=standard.path,
+            expected="at least one metric",
+            found="none",
+        )
     for name, declared in run.tolerances.items():
         held = standard.tolerances.get(name)
         if name in standard.series and held != declared:
@@ -297,7 +322,7 @@ def compare_metrics(standard: Metrics, run: Metrics) -> MetricComparison:
         there, here = standard.series.get(name), run.series.get(name)
         if there is None or here is None:
             side, what = (here, "extra") if there is None else (there, "missing")
-            texts = _sides(what, f"{len(side or ())} steps")
+            texts = _sides(what, counted(len(side or ()), "step"))
             found.append(MetricDifference(name, None, None, what, *texts))
             continue
         for step in sorted({*there, *here}):
@@ -327,7 +352,7 @@ def _sides(what: str, text: str) -> tuple[str | None, str | None]:
 def _text(value: Value) -> str:
     if not value.shape:
         return str(encode(value.dtype, value.bits[0]))
-    return f"{len(value.bits)} elements"
+    return counted(len(value.bits), "element")
 
 
 def _difference(

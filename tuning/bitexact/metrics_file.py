@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,11 +24,26 @@ from ..errors import MetricStandardError
 from .metrics import Metrics, Tolerance
 from .metrics_values import DTYPES, Value, decode, encode
 
-__all__ = ["FORMAT", "VERSION", "provenance", "read_metrics", "record_standard", "refuse_under_ci", "write_metrics"]
+__all__ = [
+    "FORMAT",
+    "MAX_BYTES",
+    "VERSION",
+    "provenance",
+    "read_metrics",
+    "record_standard",
+    "refuse_under_ci",
+    "write_metrics",
+]
 
 FORMAT = "triton-tuning metrics"
 VERSION = 1
 
+MAX_BYTES = 256 << 20
+"""What a file of recorded metrics may hold; a larger one is refused before it is read."""
+
+_CI = (
+    "CI", "GITHUB_ACTIONS", "GITLAB_CI", "JENKINS_URL", "BUILD_NUMBER", "BUILDKITE", "TEAMCITY_VERSION", "TF_BUILD"
+)  # fmt: skip
 _PACKAGES = ("torch", "triton", "triton-tuning")
 
 
@@ -51,19 +67,22 @@ def _version(package: str) -> str | None:
 
 
 def refuse_under_ci(environment: Mapping[str, str] | None = None) -> None:
-    """Refuse to record a standard where the variable ``CI`` is set: nobody reviews what a CI job overwrites.
+    """Refuse to record a standard under a CI system: nobody reviews what a CI job overwrites.
 
     Raises:
-        MetricStandardError: ``CI`` is set to anything but nothing, ``0`` or ``false``.
+        MetricStandardError: one of the variables that CI systems set (``CI``, and the own ones of GitHub Actions,
+            GitLab, Jenkins, Buildkite, TeamCity and Azure Pipelines) is anything but nothing, ``0`` or ``false``.
     """
-    value = (os.environ if environment is None else environment).get("CI", "")
-    if value.lower() not in ("", "0", "false"):
-        raise MetricStandardError(
-            f"recording a standard: expected not to run under CI, found CI={value}: record where you can review it, "
-            "and commit the file",
-            expected="CI to be unset",
-            found=value,
-        )
+    given = os.environ if environment is None else environment
+    for name in _CI:
+        value = given.get(name, "")
+        if value.lower() not in ("", "0", "false"):
+            raise MetricStandardError(
+                f"recording a standard: expected not to run under CI, found {name}={value}: record where you can "
+                "review it, and commit the file",
+                expected=f"{name} to be unset",
+                found=value,
+            )
 
 
 def write_metrics(path: str | os.PathLike[str], metrics: Metrics) -> None:
@@ -142,10 +161,9 @@ class _Reader:
 
     def read(self) -> Metrics:
         try:
-            text = Path(self.path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "bytes that are no UTF-8"
-            raise self.wrong("$", "a file of recorded metrics", str(reason)) from None
+            text = self.bytes().decode()
+        except UnicodeDecodeError:
+            raise self.wrong("$", "a file of recorded metrics", "bytes that are no UTF-8") from None
         try:
             document = json.loads(text, object_pairs_hook=self.once, parse_constant=self.constant)
         except (ValueError, RecursionError) as error:
@@ -167,6 +185,21 @@ class _Reader:
             if name not in series:
                 raise self.wrong(f"$.tolerances.{name}", "a metric of this file", name)
         return Metrics(series, tolerances, provenance, self.path)
+
+    def bytes(self) -> bytes:
+        try:
+            # Looked at before it is opened: opening a named pipe would wait for a writer that may never come.
+            found = os.stat(self.path)
+            if not stat.S_ISREG(found.st_mode):
+                kind = "a folder" if stat.S_ISDIR(found.st_mode) else "something else"
+                raise self.wrong("$", "a regular file of recorded metrics", kind)
+            if found.st_size > MAX_BYTES:
+                raise self.wrong("$", f"a file of recorded metrics of at most {MAX_BYTES} bytes", str(found.st_size))
+            with open(self.path, "rb") as stream:
+                return stream.read(MAX_BYTES + 1)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise self.wrong("$", "a file of recorded metrics", reason) from None
 
     def once(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -54,7 +54,7 @@ def plot_metrics(path: str | os.PathLike[str], standard: Metrics, run: Metrics, 
         drawn = (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head>\n'
             f"<body>\n<h1>{title}</h1>\n<pre>{text}</pre>\n{svg}\n</body></html>\n"
-        ).encode()
+        ).encode("utf-8", "backslashreplace")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, drawn)
@@ -114,5 +114,5 @@ def _same_kind(there: Value, here: Value, index: int) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A name without what matplotlib would read as mathematics."""
-    return name.replace("$", r"\$")
+    """A name without what matplotlib would read as mathematics, or could not draw."""
+    return name.encode("utf-8", "backslashreplace").decode().replace("$", r"\$")

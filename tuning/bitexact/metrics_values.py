@@ -12,11 +12,12 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from .difference import ulp_place
 
-__all__ = ["DTYPES", "Value", "as_number", "decode", "dtype_of", "encode", "ulp_distance", "value_of"]
+__all__ = ["DTYPES", "Value", "as_number", "decode", "dtype_of", "encode", "exactly", "ulp_distance", "value_of"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ _FLOATS = {
     "bfloat16": _FloatKind(16, 8, *_unpack("<I", "<f", 16)),
 }
 _INTEGERS = ("int", "int64", "int32", "int16", "int8", "uint8")
+_WIDEST_INTEGER = 1 << 12  # bits: Python writes and reads integers of 4,300 decimal digits as text, and no more
 DTYPES: tuple[str, ...] = (*_FLOATS, *_INTEGERS, "bool")
-"""Names of the dtypes that can be recorded. ``float64`` is Python's float too; ``int`` is Python's, of any size."""
+"""Names of the dtypes that can be recorded: ``float64`` is Python's float too, ``int`` Python's, of up to 4,096 bits."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def dtype_of(given: Any) -> str:
     """The dtype of a Python number, a numpy scalar or array, or a tensor, whose elements are not looked at.
 
     Raises:
-        TypeError: it is neither, or has a dtype that is not among :data:`DTYPES`.
+        TypeError: it is neither, has a dtype that is not among :data:`DTYPES`, is sparse, or has no bytes.
     """
     if type(given) in (bool, int, float):
         return {bool: "bool", int: "int", float: "float64"}[type(given)]
@@ -93,6 +95,10 @@ def dtype_of(given: Any) -> str:
     if not hasattr(given, "shape") or name not in DTYPES:
         found = f"a {type(given).__name__}" + (f" of dtype {name}" if name else "")
         raise TypeError(f"expected a number, or an array or tensor of {', '.join(DTYPES)}; found {found}")
+    layout = str(getattr(given, "layout", "torch.strided"))
+    if layout != "torch.strided" or str(getattr(given, "device", "")) == "meta":
+        found = "one on the meta device" if layout == "torch.strided" else f"one of layout {layout}"
+        raise TypeError(f"expected a dense tensor that has bytes, found {found}")
     return name
 
 
@@ -100,12 +106,15 @@ def value_of(given: Any) -> Value:
     """The value of a Python number, a numpy scalar or array, or a tensor, which is copied to the host.
 
     Raises:
-        TypeError: as :func:`dtype_of`.
+        TypeError: as :func:`dtype_of`, or a Python integer has more than 4,096 bits.
     """
     dtype = dtype_of(given)
     if isinstance(given, float) and dtype == "float64":
         return Value(dtype, (), (_FLOATS[dtype].to_bits(given),))
     if type(given) in (bool, int):
+        if int(given).bit_length() > _WIDEST_INTEGER:
+            found = f"one of {int(given).bit_length()} bits"
+            raise TypeError(f"expected an integer of at most {_WIDEST_INTEGER} bits, found {found}")
         return Value(dtype, (), (int(given),))
     return Value(dtype, tuple(int(size) for size in given.shape), _elements(given, dtype))
 
@@ -172,9 +181,23 @@ def decode(dtype: str, given: Any) -> int:
 
 
 def as_number(dtype: str, bits: int) -> float:
-    """The element as a float, for a tolerance or a plot; not to tell two apart by."""
+    """The element as a float, for a plot; not to tell two apart by. An integer beyond all floats becomes infinite."""
     kind = _FLOATS.get(dtype)
-    return kind.to_float(bits) if kind is not None else float(bits)
+    if kind is not None:
+        return kind.to_float(bits)
+    try:
+        return float(bits)
+    except OverflowError:
+        return math.inf if bits > 0 else -math.inf
+
+
+def exactly(dtype: str, bits: int) -> Fraction | None:
+    """The element as the rational number that it is; None for a NaN and an infinity."""
+    kind = _FLOATS.get(dtype)
+    if kind is None:
+        return Fraction(bits)
+    number = kind.to_float(bits)
+    return Fraction(number) if math.isfinite(number) else None
 
 
 def ulp_distance(dtype: str, first: int, second: int) -> int | None:

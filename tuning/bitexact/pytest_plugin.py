@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ __all__ = [
 
 _OPTION = "--record-metric-standards"
 _RECORDED = pytest.StashKey[list[str]]()
+_STANDARDS = pytest.StashKey["list[MetricStandard]"]()
+_PASSED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,16 +75,34 @@ class MetricStandard:
     Attributes:
         path: file of the standard.
         recorder: takes the metrics; see :class:`tuning.bitexact.metrics.MetricRecorder`.
+        checked: whether the comparison, or the recording, has been.
     """
 
-    def __init__(self, path: Path, *, rewrite: bool, plots: Path | None) -> None:
+    def __init__(self, path: Path, *, rewrite: bool, plots: Path | None, again: str = f"pytest {_OPTION}") -> None:
         self.path = path
         self.recorder = MetricRecorder()
         self._rewrite = rewrite
         self._plots = plots
+        self._again = again
+        self._checked = False
+
+    @property
+    def checked(self) -> bool:
+        """Whether the comparison, or the recording, has been."""
+        return self._checked
 
     def record(self, name: str, value: Any, step: int | None = None) -> None:
-        """Record what a metric is at a step; see :meth:`tuning.bitexact.metrics.MetricRecorder.record`."""
+        """Record what a metric is at a step; see :meth:`tuning.bitexact.metrics.MetricRecorder.record`.
+
+        Raises:
+            MetricStandardError: as there; or the test is over, and what comes now would be held against nothing.
+        """
+        if self._checked:
+            raise MetricStandardError(
+                f"metric {name!r}: expected it to be recorded while the test runs, found the comparison done: "
+                "record it in the test, not in what tears it down",
+                where=name,
+            )
         self.recorder.record(name, value, step)
 
     def tolerate(self, name: str, *, reason: str, ulps: int = 0, absolute: float = 0.0, relative: float = 0.0) -> None:
@@ -110,6 +131,7 @@ class MetricStandard:
             MetricStandardError: there is no standard, or it cannot be read or written; or nothing was recorded.
             AssertionError: the metrics differ from it.
         """
+        self._checked = True
         run = self.recorder.finish()
         if not run.series:
             raise MetricStandardError("metric_standard: expected at least one metric to be recorded, found none")
@@ -119,7 +141,7 @@ class MetricStandard:
         if not self.path.exists():
             raise MetricStandardError(
                 f"{self.path}: expected a standard of this test's metrics, found none: record it with "
-                f"pytest {_OPTION}, review it, and commit it",
+                f"{self._again}, review it, and commit it",
                 file=str(self.path),
             )
         standard = read_metrics(self.path)
@@ -127,6 +149,7 @@ class MetricStandard:
         if comparison.passed:
             return False
         text = f"{self.path}: {comparison.text()}"
+        text += f"\n  if the change is meant, record it with {self._again}, review it, and commit it"
         if self._plots is not None:
             from .metrics_plot import plot_metrics
 
@@ -137,13 +160,21 @@ class MetricStandard:
 
 
 @pytest.fixture
-def metric_standard(request: pytest.FixtureRequest) -> MetricStandard:
+def metric_standard(request: pytest.FixtureRequest) -> Generator[MetricStandard, None, None]:
     """Holds the metrics of this test against its committed standard; see the plugin's documentation."""
     plots = request.config.getoption("metric_plots")
     rewrite = bool(request.config.getoption("record_metric_standards"))
     folder = request.path.parent / "standards" / request.path.stem
     plots = None if plots is None else request.config.invocation_params.dir / plots
-    return MetricStandard(folder / _file_name(request.node), rewrite=rewrite, plots=plots)
+    again = f"pytest {_OPTION} {shlex.quote(request.node.nodeid)}"
+    standard = MetricStandard(folder / _file_name(request.node), rewrite=rewrite, plots=plots, again=again)
+    # Not looked up among the test's arguments: a fixture of the user's own may have asked for this one while it ran.
+    standards = request.node.stash.setdefault(_STANDARDS, [])
+    standards.append(standard)
+    yield standard
+    standards.remove(standard)
+    if not standard.checked and request.node.stash.get(_PASSED, False):
+        pytest.fail("metric_standard: expected to be asked for before the test is over, found it not", pytrace=False)
 
 
 def _file_name(item: pytest.Item) -> str:
@@ -157,13 +188,17 @@ def _file_name(item: pytest.Item) -> str:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Compare in the call phase, so that a difference fails the test."""
     __tracebackhide__ = True
+    item.stash[_PASSED] = False
     result = yield
-    standard = getattr(item, "funcargs", {}).get("metric_standard")
-    if isinstance(standard, MetricStandard):
+    item.stash[_PASSED] = True
+    for standard in item.stash.get(_STANDARDS, []):
+        problem = None
         try:
             written = standard.check()
         except (AssertionError, MetricStandardError) as error:
-            pytest.fail(str(error), pytrace=False)
+            problem = str(error)
+        if problem is not None:  # raised here, not above, or the report would tell it twice
+            pytest.fail(problem, pytrace=False)
         if written:
             item.config.stash[_RECORDED].append(os.fspath(standard.path))
             item.user_properties.append(("metric_standard_recorded", os.fspath(standard.path)))
