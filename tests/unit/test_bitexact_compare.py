@@ -166,6 +166,37 @@ def test_one_definition_of_a_distance_holds_for_tensors_and_for_metrics(dtype: s
     assert (zero.ulps, zero.kind) == (0, "sign of zero")
 
 
+@pytest.mark.parametrize(
+    "dtype", ["float4_e2m1fn_x2", "uint4", "int4", "uint1", "bits8", "float8_e8m0fnu", "uint8", "uint16", "complex32"]
+)
+def test_a_difference_is_told_of_every_dtype(dtype: str) -> None:
+    one = torch.zeros(4, 8, dtype=torch.uint8)
+    two = one.clone()
+    two[2, 4] = 1
+    found = compare_tensors("x", one.view(getattr(torch, dtype)), two.view(getattr(torch, dtype)))
+    assert found is not None
+    assert (found.index[0], found.count) == (2, 1)
+    assert "0x0" in str(found)
+
+
+@pytest.mark.filterwarnings("ignore:.*prototype stage:UserWarning")
+def test_a_difference_is_told_of_every_kind_of_tensor() -> None:
+    numpy = pytest.importorskip("numpy")
+    two_tensor = pytest.importorskip("torch.testing._internal.two_tensor").TwoTensor
+    pairs = {
+        "nested": [torch.nested.nested_tensor([torch.ones(2), torch.full((3,), float(n))]) for n in range(2)],
+        "sparse": [torch.tensor([0.0, n]).to_sparse() for n in (1.0, 2.0)],
+        "wrapper": [two_tensor(torch.ones(2), torch.full((2,), float(n))) for n in range(2)],
+    }
+    for pair in pairs.values():
+        first = compare_runs(iter(pair).__next__).first
+        assert first is not None
+        assert first.kind in ("bits", "description")
+    first = compare_runs(iter([numpy.arange(4.0)[::-1], (numpy.arange(4.0) + 1)[::-1]]).__next__).first
+    assert first is not None
+    assert (first.index, first.kind) == ((0,), "value")
+
+
 def test_other_differences_say_what_they_are() -> None:
     answers = iter([{"a": torch.zeros(2), "b": 1, "c": -0.0}, {"a": torch.zeros(2, 1), "c": 0.0, "d": 1}])
     found = compare_runs(lambda: next(answers)).differences

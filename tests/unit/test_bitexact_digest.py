@@ -134,6 +134,132 @@ def test_sparse_and_nested_tensors_have_digests_of_their_parts() -> None:
     assert digest_tensor(jagged) != digest_tensor(longer)
 
 
+def jagged(values: Any, offsets: list[int], lengths: list[int] | None = None, dim: int = 1) -> Any:
+    kept = None if lengths is None else torch.tensor(lengths)
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor(offsets), lengths=kept, jagged_dim=dim)
+
+
+@pytest.mark.filterwarnings("ignore:.*(in beta state|prototype stage):UserWarning")
+def test_where_a_nested_tensor_is_ragged_and_how_long_its_rows_are_count() -> None:
+    values = torch.arange(36.0).reshape(6, 6)
+    kinds = [
+        jagged(values, [0, 3, 6]),
+        jagged(values, [0, 3, 6], [2, 3]),
+        jagged(values, [0, 3, 6], [3, 1]),
+        jagged(values, [0, 3, 6], dim=2),
+    ]
+    digests = [digest_tensor(kind) for kind in kinds]
+    assert len({(d.part, d.content) for d in digests}) == 4
+    other = values.clone()
+    other[2] = 7  # belongs to no row of the second
+    assert digest_tensor(jagged(other, [0, 3, 6], [2, 3])) == digests[1]
+    assert digest_tensor(jagged(other, [0, 3, 6])) != digests[0]
+
+
+class Scaled(torch.Tensor):
+    """Stands for its data times its scale."""
+
+    @staticmethod
+    def __new__(cls, data: Any, scale: Any, note: Any = None) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=torch.float32)
+
+    def __init__(self, data: Any, scale: Any, note: Any = None) -> None:
+        self.inner, self.scale, self.note = data, scale, note
+
+    def __tensor_flatten__(self) -> Any:
+        return ["inner", "scale"], self.note
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, note: Any, size: Any, stride: Any) -> Any:
+        return Scaled(inner["inner"], inner["scale"], note)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return type(args[0])(args[0].inner, args[0].scale, args[0].note)
+        plain = [a.inner.float() * a.scale if isinstance(a, Scaled) else a for a in args]
+        return func(*plain, **(kwargs or {}))
+
+
+class Opaque(Scaled):
+    __tensor_flatten__ = property()
+
+
+def test_a_subclass_that_wraps_tensors_is_what_it_wraps() -> None:
+    two, one = torch.tensor([2, 4], dtype=torch.int8), torch.tensor([1, 2], dtype=torch.int8)
+    base = digest_tensor(Scaled(two, torch.tensor(1.0)))
+    assert base == digest_tensor(Scaled(two.clone(), torch.tensor(1.0)))
+    assert base != digest_tensor(Scaled(one, torch.tensor(2.0)))
+    assert base != digest_tensor(torch.tensor([2.0, 4.0]))
+    assert base != digest_tensor(Scaled(two, torch.tensor(1.0), {"dtype": torch.float32}))
+    assert digest_tensor(Scaled(one, two)) != digest_tensor(Scaled(two, one))
+    assert "Scaled, inner: int8 [2], scale: float32 []" in base.part
+    with pytest.raises(TypeError, match=r"Scaled: its context: expected numbers.* found object"):
+        digest_tensor(Scaled(two, one, object()))
+    with pytest.raises(TypeError, match=r"Opaque: expected a subclass that says by __tensor_flatten__"):
+        digest_tensor(Opaque(two, one))
+
+    class Named(torch.nn.Parameter):
+        """Adds nothing that is digested."""
+
+    assert digest_tensor(Named(torch.ones(2))) == digest_tensor(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz.*")
+def test_a_quantized_tensor_is_its_integers_and_their_scale() -> None:
+    def quantized(scale: float, zero: int = 0) -> Any:
+        return torch._make_per_tensor_quantized_tensor(torch.tensor([1, 2], dtype=torch.int8), scale, zero)
+
+    base = digest_tensor(quantized(0.5))
+    assert base == digest_tensor(quantized(0.5))
+    assert len({base, digest_tensor(quantized(0.25)), digest_tensor(quantized(0.5, 1))}) == 3
+    scales = [torch.tensor([0.5, 1.0]), torch.tensor([0.5, 2.0])]
+    integers, zeros = torch.tensor([1, 2], dtype=torch.int8), torch.zeros(2, dtype=torch.int64)
+    by_channel = [torch._make_per_channel_quantized_tensor(integers, scale, zeros, 0) for scale in scales]
+    assert digest_tensor(by_channel[0]) != digest_tensor(by_channel[1])
+
+
+def test_a_change_of_the_highest_bits_alone_in_a_part_counts() -> None:
+    # Sums that differ in their highest bit alone would be lost under an even factor.
+    from tuning.bitexact import digest_parts
+
+    factors = []
+
+    class Sums:
+        device = torch.device("cpu")
+
+        def __rmul__(self, factor: int) -> Any:
+            factors.append(factor)
+            return torch.zeros(2, dtype=torch.int64)
+
+        def to(self, device: Any) -> Any:
+            return self
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digest_parts, "sums", lambda *_: Sums())
+        digest_parts.measure(torch.eye(2).to_sparse(), gather=False)
+    assert [factor % 2 for factor in factors] == [1, 1]
+    assert len(set(factors)) == 2
+
+
+def test_nothing_in_a_list_is_not_nothing_in_a_mapping() -> None:
+    assert digest_value({}) != digest_value([])
+    assert digest_value({"a": []}) != digest_value({})
+    assert digest_value([10**5000]) != digest_value([10**5000 + 1])
+
+
+def test_many_digests_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tuning.bitexact.digest import measure_value, read_digests
+
+    reads = []
+    pending = [measure_value({"a": torch.ones(3), "b": torch.zeros(n), "c": 1.0}) for n in range(4)]
+    real = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda t: (reads.append(t), real(t))[1])
+    found = read_digests(pending)
+    assert len(reads) == 1
+    assert found == [digest_value({"a": torch.ones(3), "b": torch.zeros(n), "c": 1.0}) for n in range(4)]
+
+
 def test_what_has_no_bytes_is_refused() -> None:
     with pytest.raises(TypeError, match="meta device"):
         digest_tensor(torch.empty(3, device="meta"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tuning.bitexact.digest import Digest, Digests
+from tuning.bitexact.digest_parts import as_tensor, is_plain
 from tuning.spec import Json
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "ulp_distance",
     "ulp_place",
 ]
+
+_NUMBERS = ("bool", *(f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64)))
 
 DifferenceKind = Literal["missing", "description", "value", "sign of zero", "nan", "bits"]
 
@@ -130,6 +133,9 @@ def _plain_difference(name: str, one: Digest, two: Digest) -> Difference:
 def compare_tensors(name: str, first: Any, second: Any) -> Difference | None:
     """The first element of two tensors whose bits differ, or None where all bytes are equal.
 
+    None too where a tensor is not one dense array of elements (sparse, nested, quantized, or a subclass that wraps
+    others): what differs in those only their digests tell.
+
     The tensors stay where they are: an index and the two elements come to the host. A ``DTensor`` is compared by its
     local shard, and the index is the index in that.
 
@@ -138,30 +144,31 @@ def compare_tensors(name: str, first: Any, second: Any) -> Difference | None:
     """
     import torch
 
-    pair = [t.to_local() if hasattr(t, "to_local") else t for t in (first, second)]
-    pair = [torch.as_tensor(t).detach().resolve_conj().resolve_neg() for t in pair]
+    pair = [as_tensor(t.to_local() if hasattr(t, "to_local") else t) for t in (first, second)]
+    if not all(t is not None and is_plain(t) for t in pair):
+        return None  # what differs is told by the digest alone
+    pair = [t.resolve_conj().resolve_neg() for t in pair]
     if pair[0].dtype != pair[1].dtype or pair[0].shape != pair[1].shape:
         found = " and ".join(f"{t.dtype} {list(t.shape)}" for t in pair)
         raise ValueError(f"{name}: expected tensors of one dtype and shape, found {found}")
-    if pair[0].layout != torch.strided or pair[0].is_nested:
-        return None  # what differs is told by the digest alone
     if pair[0].is_complex():
         pair = [torch.view_as_real(t) for t in pair]
+    dtype = pair[0].dtype
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    bits = [t.contiguous().view(integers[t.element_size()]).flatten() for t in pair]
+    # Everything goes by the integers: torch cannot index tensors of some dtypes (packed and sub-byte ones).
+    bits = [t.view(integers[t.element_size()]).contiguous().flatten() for t in pair]
     bits[1] = bits[1].to(bits[0].device)
     places = (bits[0] != bits[1]).nonzero().flatten()
     if places.numel() == 0:
         return None
-    at = int(places[0])
-    flat = [t.contiguous().flatten() for t in pair]
-    kind, ulps, most = ulp_distance([t[places.to(t.device)] for t in flat], [b[places] for b in bits])
+    at = place = int(places[0])
+    differing = [b[places] for b in bits]
+    kind, ulps, most = ulp_distance([b.view(dtype) for b in differing], differing)
     index = []
     for size in reversed(pair[0].shape):
         at, here = divmod(at, size)
         index.append(here)
-    place = int(places[0])
-    shown = [_shown(t[place : place + 1]) for t in flat]
+    shown = [_shown(b[place : place + 1], dtype) for b in bits]
     return Difference(name, kind, tuple(reversed(index)), places.numel(), shown[0], shown[1], ulps, most)
 
 
@@ -185,15 +192,20 @@ def most_ulps(first: Any, second: Any) -> int | None:
     return None if bool((differ & (nan[0] | nan[1].to(differ.device))).any()) else found.most_ulps
 
 
-def _shown(element: Any) -> str:
+def _shown(bits: Any, dtype: Any) -> str:
+    """One element, given as an integer of its width: the number where it is one, and its bits."""
     import torch
 
-    raw = bytes(element.cpu().view(torch.uint8).tolist())
-    bits = f"0x{raw[::-1].hex()}"
-    if not element.dtype.is_floating_point or element.dtype.itemsize == 1:
-        value = element.to(torch.float32) if element.dtype.is_floating_point else element
-        return f"{value.item()!r} ({bits})"
-    return f"{element.item()!r} ({bits})"
+    width = 8 * dtype.itemsize
+    raw = f"0x{int(bits.item()) % (1 << width):0{width // 4}x}"
+    element = bits.cpu().view(dtype)
+    if dtype.is_floating_point and width == 8:
+        if str(dtype).startswith("torch.float4"):
+            return raw  # two numbers in a byte
+        return f"{element.to(torch.float32).item()!r} ({raw})"
+    if dtype.is_floating_point or str(dtype).removeprefix("torch.") in _NUMBERS:
+        return f"{element.item()!r} ({raw})"
+    return raw
 
 
 def ulp_place(bits: Any, width: int) -> Any:

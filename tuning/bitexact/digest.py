@@ -20,32 +20,40 @@ A weighted sum without mixing: a change in the upper bits of a word, such as two
 A kernel of our own in Triton: faster by the passes over memory that it would save, but it is the thing under test here.
 
 **Sharding.** The sum runs over places in the whole tensor. So the shards of a ``DTensor`` are digested where they
-lie and added up: the digest is that of the full tensor under every layout across ranks. A tensor that is pending a
-reduction (``Partial``), and every ``DTensor`` if ``gather`` is off, is digested shard by shard, with the shard's place
+lie and added up: the digest is that of the full tensor under every layout across ranks, strided shards (FSDP2 over
+tensor parallelism) among them. A tensor that is pending a reduction (``Partial``), one whose shards have other sizes
+than its placements say, and every ``DTensor`` if ``gather`` is off, is digested shard by shard, with the shard's place
 as part.
+
+**Made of several.** Sparse, nested and quantized tensors, and subclasses that wrap tensors (``__tensor_flatten__``),
+have digests of what they are made of; what that is, the subclass's type and its context are the part.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuning.bitexact.digest_sums import sums
+from tuning.bitexact.digest_parts import Measured, as_tensor, measure
 from tuning.spec import Json
 
 __all__ = [
     "Digest",
     "Digests",
+    "Pending",
     "digest_gradients",
     "digest_module",
     "digest_optimizer",
     "digest_tensor",
     "digest_value",
     "flatten",
+    "measure_value",
+    "read_digests",
 ]
 
 
@@ -151,6 +159,8 @@ class Digests(Mapping[str, Digest]):
 def flatten(value: Any, name: str = "") -> dict[str, Any]:
     """Every tensor and plain value within nested mappings, sequences and dataclasses, by dotted name.
 
+    A mapping, sequence or dataclass that holds nothing counts as a plain value.
+
     Args:
         value: tensors, numpy arrays, numbers, strings, bytes and None, nested.
         name: the name of ``value`` itself.
@@ -165,6 +175,8 @@ def flatten(value: Any, name: str = "") -> dict[str, Any]:
         inner = dict(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         inner = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if inner is not None and not inner:
+        return {name: {} if isinstance(value, Mapping) else () if isinstance(value, tuple) else []}
     if inner is None:
         _check_leaf(value, name)
         return {name: value}
@@ -187,33 +199,77 @@ def digest_value(value: Any, *, gather: bool = True) -> Digests:
     Raises:
         TypeError: there is something whose bits are not known.
     """
+    return read_digests([measure_value(value, gather=gather)])[0]
+
+
+class Pending:
+    """Digests whose content lies on the devices still; :func:`read_digests` reads it."""
+
+    def __init__(self, found: dict[str, Digest], rows: list[tuple[list[str], Any]], alone: dict[str, Any]) -> None:
+        self.found = found
+        self.rows = rows
+        self.alone = alone
+
+
+def measure_value(value: Any, *, gather: bool = True) -> Pending:
+    """Like :func:`digest_value`, but nothing is copied to the host yet.
+
+    Raises:
+        TypeError: there is something whose bits are not known.
+    """
     import torch
 
-    leaves = flatten(value)
     found: dict[str, Digest] = {}
-    totals: dict[str, Any] = {}
-    to_add: dict[tuple[Any, ...], list[str]] = {}
-    with torch.no_grad():
-        for name, leaf in leaves.items():
-            tensor = _as_tensor(leaf)
+    alone: dict[str, Any] = {}
+    totals: dict[tuple[tuple[Any, ...], Any, int], dict[str, Any]] = {}
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        for name, leaf in flatten(value).items():
+            tensor = as_tensor(leaf)
             if tensor is None:
                 found[name] = Digest(type(leaf).__name__, content=_plain(leaf))
-            elif _is_sharded(tensor):
-                found[name], totals[name], groups = _digest_sharded(tensor, gather)
-                if groups:
-                    to_add.setdefault((groups, totals[name].device), []).append(name)
-            else:
-                found[name], totals[name] = _digest_local(tensor)
-        for (groups, _), names in to_add.items():
-            together = torch.stack([totals[name] for name in names])
+                continue
+            each = measure(tensor, gather=gather)
+            found[name] = Digest(each.dtype, each.shape, each.strides, each.layout, part=each.part)
+            if each.alone is not None:
+                alone[name] = each.alone
+                each.total = torch.cat([each.total, each.total.new_full((1,), 0 if each.fits else 1)])
+            totals.setdefault((each.groups, each.total.device, len(each.total)), {})[name] = each.total
+        rows = []
+        for (groups, *_), named in totals.items():
+            together = torch.stack(list(named.values()))
             for group in groups:
                 torch.distributed.all_reduce(together, group=group)
-            totals.update(zip(names, together.unbind(), strict=True))
-        words = _to_host(totals)
-    for name, pair in words.items():
-        content = "".join(f"{word % (1 << 64):016x}" for word in pair)
-        found[name] = dataclasses.replace(found[name], content=content)
-    return Digests(found)
+            rows.append((list(named), together))
+    return Pending(found, rows, alone)
+
+
+def read_digests(pending: Sequence[Pending]) -> list[Digests]:
+    """Read what was measured: one copy to the host for each device, however many there are."""
+    import torch
+
+    by_device: dict[Any, list[Any]] = {}
+    for each in pending:
+        for _, row in each.rows:
+            by_device.setdefault(row.device, []).append(row.flatten())
+    with torch.no_grad():
+        words = {device: iter(torch.cat(rows).tolist()) for device, rows in by_device.items()}
+    found = []
+    for each in pending:
+        entries = dict(each.found)
+        for names, row in each.rows:
+            for name in names:
+                first, second, *misfits = itertools.islice(words[row.device], row.shape[1])
+                content = f"{first % (1 << 64):016x}{second % (1 << 64):016x}"
+                entries[name] = dataclasses.replace(entries[name], content=content)
+                if any(misfits):
+                    entries[name] = _read_alone(each.alone[name]())
+        found.append(Digests(entries))
+    return found
+
+
+def _read_alone(each: Measured) -> Digest:
+    content = "".join(f"{word % (1 << 64):016x}" for word in each.total.tolist())
+    return Digest(each.dtype, each.shape, each.strides, each.layout, content, each.part)
 
 
 def digest_tensor(tensor: Any, *, gather: bool = True) -> Digest:
@@ -239,25 +295,9 @@ def digest_optimizer(optimizer: Any, *, gather: bool = True) -> Digests:
 
 
 def _check_leaf(value: Any, name: str) -> None:
-    if _as_tensor(value) is None and not isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+    if as_tensor(value) is None and not isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         expected = "tensors, numpy arrays, numbers, strings, bytes or None, in mappings, sequences or dataclasses"
         raise TypeError(f"{name or 'the value'}: cannot be digested: expected {expected}, found {type(value).__name__}")
-
-
-def _as_tensor(value: Any) -> Any:
-    """A tensor over the same bits, or None where ``value`` has no array of them."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "__array__"):
-        import numpy
-
-        array = numpy.asarray(value)
-        if array.dtype.kind in "OSUVMm" or not array.dtype.isnative:
-            raise TypeError(f"cannot digest a numpy array of dtype {array.dtype}: expected native numbers")
-        return torch.from_numpy(array.copy() if not array.flags.writeable or min((*array.strides, 0)) < 0 else array)
-    return None
 
 
 def _plain(value: Any) -> str:
@@ -265,91 +305,6 @@ def _plain(value: Any) -> str:
         return struct.pack(">d", value).hex()
     if isinstance(value, complex):
         return struct.pack(">dd", value.real, value.imag).hex()
+    if isinstance(value, int) and value.bit_length() > 4096:  # Python refuses to write the digits of much larger ones
+        return hex(value)
     return repr(value)
-
-
-def _to_host(totals: Mapping[str, Any]) -> dict[str, list[int]]:
-    import torch
-
-    by_device: dict[Any, list[str]] = {}
-    for name, pair in totals.items():
-        by_device.setdefault(pair.device, []).append(name)
-    found: dict[str, list[int]] = {}
-    for names in by_device.values():
-        found.update(zip(names, torch.stack([totals[name] for name in names]).tolist(), strict=True))
-    return found
-
-
-def _describe(tensor: Any, part: str = "") -> Digest:
-    import torch
-
-    strides: tuple[int, ...] = ()
-    if tensor.layout == torch.strided and not tensor.is_nested:
-        strides = tuple(0 if size <= 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    shape = () if tensor.is_nested else tuple(tensor.shape)
-    names = (str(tensor.dtype), str(tensor.layout))
-    dtype, layout = (name.removeprefix("torch.") for name in names)
-    return Digest(dtype, shape, strides, "nested" if tensor.is_nested else layout, part=part)
-
-
-def _digest_local(tensor: Any) -> tuple[Digest, Any]:
-    import torch
-
-    if tensor.device.type == "meta":
-        raise TypeError("cannot digest a tensor on the meta device: it has no bytes")
-    parts = _components(tensor)
-    if parts is None:
-        return _describe(tensor), sums(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
-    total = torch.zeros(2, dtype=torch.int64, device=tensor.device)
-    described = []
-    for number, part in enumerate(parts, 1):
-        total += number * sums(part, (0,) * part.dim(), tuple(part.shape))
-        described.append(f"{part.dtype} {list(part.shape)}".removeprefix("torch."))
-    return dataclasses.replace(_describe(tensor), part=", ".join(described)), total
-
-
-def _components(tensor: Any) -> list[Any] | None:
-    """The plain tensors that a sparse or nested tensor is made of; None for a plain one."""
-    import torch
-
-    if tensor.is_nested:
-        if tensor.layout == torch.jagged:
-            return [tensor.values(), tensor.offsets()]
-        return list(tensor.unbind())
-    if tensor.layout == torch.strided:
-        return None
-    if tensor.layout == torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]  # the public accessors refuse a tensor that is not coalesced
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    raise TypeError(f"cannot digest a tensor of layout {tensor.layout}: expected strided, sparse or nested")
-
-
-def _is_sharded(tensor: Any) -> bool:
-    import torch
-
-    if not torch.distributed.is_available():
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
-
-
-def _digest_sharded(tensor: Any, gather: bool) -> tuple[Digest, Any, tuple[Any, ...]]:
-    """The digest without its content, the local shard's part of the sums, and the groups to add them up over."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    local, mesh, placements = tensor.to_local(), tensor.device_mesh, tensor.placements
-    shape, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    whole = all(p.is_shard() or p.is_replicate() for p in placements)
-    if tuple(shape) != tuple(local.shape):
-        # A layout whose places torch does not tell: digest the shard as a tensor of its own.
-        whole, offsets = False, (0,) * local.dim()
-    total = sums(local, tuple(offsets), tuple(tensor.shape) if whole or local.dim() else ())
-    if gather and whole:
-        groups = tuple(mesh.get_group(dim) for dim, p in enumerate(placements) if p.is_shard())
-        return _describe(tensor), total, groups
-    part = f"shard {list(local.shape)} at {list(offsets)} as {' '.join(map(str, placements))}"
-    return _describe(tensor, part), total, ()

@@ -55,7 +55,7 @@ _FLOATS = {
 _INTEGERS = ("int", "int64", "int32", "int16", "int8", "uint8")
 _WIDEST_INTEGER = 1 << 12  # bits: Python writes and reads integers of 4,300 decimal digits as text, and no more
 DTYPES: tuple[str, ...] = (*_FLOATS, *_INTEGERS, "bool")
-"""Names of the dtypes that can be recorded: ``float64`` is Python's float too, ``int`` Python's, of up to 4,096 bits."""
+"""Dtypes that can be recorded, by name: ``float64`` is Python's float too, ``int`` Python's, of up to 4,096 bits."""
 
 
 @dataclass(frozen=True)

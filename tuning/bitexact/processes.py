@@ -18,6 +18,7 @@ from typing import Any
 from tuning.bitexact.compare import Comparison
 from tuning.bitexact.difference import differences
 from tuning.bitexact.digest import Digests, digest_value, flatten
+from tuning.bitexact.digest_parts import as_tensor, is_plain
 from tuning.errors import TuningError
 from tuning.spec import Json
 
@@ -116,12 +117,17 @@ def _work(folder: Path) -> None:
         found = getattr(found, part)
     value = found(**request["arguments"])
     stored: dict[str, Any] = {}
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     with (folder / "values.bin").open("wb") as file:
-        for leaf, tensor in flatten(value).items() if request["keep_values"] else ():
-            if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_nested:
+        for leaf, content in flatten(value).items() if request["keep_values"] else ():
+            tensor = as_tensor(content)
+            if tensor is None or not is_plain(tensor):
                 continue
-            plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-            raw = plain.flatten().view(torch.uint8).numpy().tobytes()
+            plain = tensor.resolve_conj().resolve_neg().cpu()
+            bits = torch.view_as_real(plain) if plain.is_complex() else plain
+            # By integers, since torch cannot copy tensors of some dtypes that are not contiguous.
+            bits = bits.view(integers[bits.element_size()]).contiguous()
+            raw = bits.flatten().numpy().tobytes()
             stored[leaf] = [str(plain.dtype).removeprefix("torch."), list(plain.shape), file.tell(), len(raw)]
             file.write(raw)
     result = {"digests": digest_value(value).to_json(), "values": stored}
