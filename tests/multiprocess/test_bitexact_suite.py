@@ -142,6 +142,17 @@ found["same part"] = [alone == digest_tensor(distribute_tensor(whole, mesh, [Sha
 pending = DTensor.from_local(torch.full((2,), 1.0 + rank), mesh, [Partial()])
 mine = digest_tensor(pending.to_local())
 found["pending"] = [digest_tensor(pending).part, digest_tensor(pending).content == mine.content]
+try:
+    from torch.distributed.tensor.placement_types import _StridedShard
+except ImportError:  # torch 2.6 has it elsewhere
+    from torch.distributed.tensor._dtensor_spec import _StridedShard
+rows = torch.arange(16.0).view(8, 2)
+strided = DTensor.from_local(rows[[0, 1, 4, 5] if rank == 0 else [2, 3, 6, 7]], mesh,
+                             [_StridedShard(0, split_factor=2)], run_check=False, shape=rows.shape, stride=(2, 1))
+found["strided"] = [digest_tensor(strided) == digest_tensor(rows)]
+# The second rank's shard alone has another size than its placement says: both have to notice.
+misfit = DTensor.from_local(torch.zeros(3, 2), mesh, [Shard(0)], run_check=False, shape=(5, 2), stride=(2, 1))
+found["misfit"] = [digest_tensor(misfit).part == "shard [3, 2] at [0, 0] as S(0)"]
 several = digest_value({"a": shards, "b": distribute_tensor(other, mesh, [Shard(1)]), "c": torch.ones(2)})
 found["several"] = [several["a"] == several["b"] == digest_tensor(other)]
 print(json.dumps(found))

@@ -207,8 +207,9 @@ def _measure_sharded(tensor: Any, gather: bool) -> Measured:
         local = local.wait()
     local = as_tensor(local)
 
-    def alone(at: str = "places that are not told") -> Measured:
+    def alone(at: str = "") -> Measured:
         found = measure(local, gather=False)
+        at = at or str([0] * local.dim())
         text = f"shard {list(found.shape)} at {at} as {' '.join(map(str, placements))}"
         return _described(tensor, f"{text} ({found.part})" if found.part else text, found.total)
 
