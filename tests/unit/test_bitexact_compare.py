@@ -221,6 +221,130 @@ def test_what_cannot_be_restored_is_refused() -> None:
         compare_runs(lambda: 1, runs=1)
 
 
+@pytest.mark.parametrize("nothing", [None, [], {}, [None, ()]])
+def test_nothing_to_compare_is_refused(nothing: Any) -> None:
+    with pytest.raises(ValueError, match="expected at least one tensor or number to compare, found none"):
+        compare_runs(lambda: nothing)
+    with pytest.raises(ValueError, match="found none"):
+        compare_runs(lambda: nothing, state=[torch.nn.ReLU()])
+    assert compare_runs(lambda: 1).lines() == ["1 value equal bit for bit in 2 runs"]
+
+
+def test_a_step_that_returns_nothing_is_compared_by_what_it_leaves() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    hidden = itertools.count()
+
+    def run(off: float) -> None:
+        optimizer.zero_grad()
+        (model(torch.ones(1, 2)).sum() * (1 + off * next(hidden))).backward()
+        optimizer.step()
+
+    assert compare_runs(lambda: run(0.0), state=[model, optimizer]).equal
+    found = compare_runs(lambda: run(1.0), state=[model, optimizer])
+    names = {d.name for d in found.differences}
+    assert {"state[0].weight", "state[0].bias.grad", "state[1].state.0.momentum_buffer"} <= names
+    assert found.first.ulps is not None
+
+
+class Rebinding(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("wide", torch.ones(1).expand(4))
+
+    def forward(self, x: Any) -> Any:
+        self.count = self.count + 1
+        if not hasattr(self, "cache"):
+            self.register_buffer("cache", torch.zeros(2), persistent=False)
+        self.cache += 1
+        self.linear.weight = torch.nn.Parameter(self.linear.weight.detach() * 2)
+        self.linear.bias.data = self.linear.bias.data + 1
+        self.train(not self.training)
+        return self.linear(x) * self.count + self.cache
+
+
+def test_what_a_run_binds_anew_is_bound_as_before() -> None:
+    model = Rebinding()
+    before = {
+        name: (id(value), value.clone(), value.data_ptr()) for name, value in model.state_dict(keep_vars=True).items()
+    }
+    assert compare_runs(lambda: model(torch.ones(1, 2)), state=[model]).equal
+    after = model.state_dict(keep_vars=True)
+    assert after.keys() == before.keys()
+    assert not hasattr(model, "cache")
+    assert not model._non_persistent_buffers_set
+    assert model.training
+    for name, (identity, value, address) in before.items():
+        assert (id(after[name]), after[name].data_ptr()) == (identity, address)
+        assert torch.equal(after[name], value)
+
+
+def test_a_gradient_stays_a_view_of_its_flat_buffer() -> None:
+    weight, flat = torch.nn.Parameter(torch.ones(2)), torch.zeros(2)
+    weight.grad = flat.view(2)
+    assert compare_runs(lambda: weight.sum().backward(), state=[weight]).equal
+    assert flat.tolist() == [0, 0]
+    weight.grad.add_(1)
+    assert flat.tolist() == [1, 1]
+
+
+def test_parameter_groups_and_state_of_an_optimizer_are_the_same_objects_again() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    moment = optimizer.state[weight]["momentum_buffer"] = torch.ones(2)
+    groups = list(optimizer.param_groups)
+
+    def run() -> Any:
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+        optimizer.state[weight] = {"momentum_buffer": moment.mul_(2)}
+        return moment.clone()
+
+    assert compare_runs(run, state=[optimizer]).equal
+    assert [id(group) for group in optimizer.param_groups] == [id(group) for group in groups]
+    assert optimizer.state[weight]["momentum_buffer"] is moment
+    assert moment.tolist() == [1, 1]
+
+
+def test_a_generator_and_an_inference_tensor_are_restored() -> None:
+    generator = torch.Generator().manual_seed(1)
+    with torch.inference_mode():
+        kept = torch.ones(2)
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return kept.add_(1).sum(), torch.rand(1, generator=generator)
+
+    assert compare_runs(run, state=[generator, kept]).equal
+    assert kept.tolist() == [1, 1]
+
+
+def test_a_lazy_module_is_refused_before_anything_runs() -> None:
+    runs: list[int] = []
+    with pytest.raises(TypeError, match=r"state\[0\]\.weight: expected tensors that hold something"):
+        compare_runs(lambda: runs.append(1), state=[torch.nn.LazyLinear(2)])
+    assert not runs
+
+
+def test_cuda_first_used_within_a_run_is_restored_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = {"started": False, "state": 0}
+
+    def random_number() -> float:
+        device.update(started=True, state=device["state"] + 1)
+        return float(device["state"])
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: device["started"])
+    monkeypatch.setattr("torch.cuda.get_rng_state_all", lambda: device["state"])
+    monkeypatch.setattr("torch.cuda.set_rng_state_all", lambda state: device.update(state=state))
+    assert compare_runs(random_number).equal
+
+
+def returns_nothing() -> None:
+    """Computes nothing."""
+
+
 def seeded(seed: int, process_dependent: bool = False) -> Any:
     x = torch.randn(3, generator=torch.Generator().manual_seed(seed))
     return {"x": x, "y": 1.5, "z": torch.tensor([1.0, float(os.getpid() if process_dependent else 2)])}
@@ -239,6 +363,8 @@ def test_fresh_processes() -> None:
     expected = "process 0 of .*:failing: expected exit code 0, found 1: RuntimeError: no such data"
     with pytest.raises(TuningError, match=expected):
         compare_processes("test_bitexact_compare:failing")
+    with pytest.raises(ValueError, match=r":returns_nothing: expected at least one tensor or number"):
+        compare_processes(returns_nothing)
     with pytest.raises(ValueError, match=r"function: expected package\.module:name"):
         compare_processes(lambda: 1)
 

@@ -5,12 +5,14 @@
     comparison = compare_runs(step, state=[model, optimizer])
     comparison.require_equal()
 
-What a run is handed back is whatever ``step`` returns: tensors and numbers, nested, see
-:func:`tuning.bitexact.digest.flatten`. Before each run the random number generators of Python, numpy and torch (CPU and
-every CUDA device) are as they were before the first, and so is the state: parameters, buffers and gradients of modules,
-optimizers, plain tensors, and whatever else has ``state_dict`` and ``load_state_dict``. Afterwards too, unless told
-otherwise. What is hidden elsewhere (globals, files, a data loader's place) is the function's own affair; fresh
-processes leave no such place.
+Compared is whatever ``step`` returns (tensors and numbers, nested, see :func:`tuning.bitexact.digest.flatten`), and
+what it leaves in the state: parameters, buffers and gradients of modules, optimizers, plain tensors, generators, and
+whatever else has ``state_dict`` and ``load_state_dict``. Before each run the random number generators of Python, numpy
+and torch (CPU and every CUDA device) are as they were before the first, and so is the state. Afterwards too, unless
+told otherwise; see :mod:`tuning.bitexact.kept_state`.
+
+What is hidden elsewhere (globals, files, a data loader's place) is the function's own affair; fresh processes leave no
+such place.
 
 Fresh processes exchange JSON and raw bytes, never pickles: the function is named, imported there, and called.
 """
@@ -18,19 +20,18 @@ Fresh processes exchange JSON and raw bytes, never pickles: the function is name
 from __future__ import annotations
 
 import copy
-import random
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tuning._words import counted
 from tuning.bitexact.difference import Difference, differences
 from tuning.bitexact.digest import Digests, digest_value, flatten
+from tuning.bitexact.kept_state import kept_state, random_state, restore_random_state, state_values
 from tuning.errors import DeterminismError
 from tuning.spec import Json
 
-__all__ = ["Comparison", "compare_runs", "kept_state", "random_state", "restore_random_state"]
+__all__ = ["Comparison", "compare_runs", "kept_state", "random_state", "require_values", "restore_random_state"]
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,16 @@ class Comparison:
 
     @property
     def first(self) -> Difference | None:
-        """The first value that differs, in the order in which the function returned them."""
+        """The first value that differs, in the order in which the function returned them, then those of the state."""
         return self.differences[0] if self.differences else None
 
     def lines(self) -> list[str]:
         """The verdict, and a line for each value that differs."""
         if self.equal:
-            return [f"{len(self.runs[0])} values equal bit for bit in {len(self.runs)} runs"]
-        head = f"{len(self.differences)} of {len(self.runs[0])} values differ between run 0 and run {self.other}"
+            return [f"{counted(len(self.runs[0]), 'value')} equal bit for bit in {len(self.runs)} runs"]
+        many = counted(len(self.runs[0]), "value")
+        verb = "differs" if len(self.runs[0]) == 1 else "differ"
+        head = f"{len(self.differences)} of {many} {verb} between run 0 and run {self.other}"
         return [head, *map(str, self.differences)]
 
     def require_equal(self) -> None:
@@ -95,142 +98,58 @@ def compare_runs(
     restore_after: bool = True,
     gather: bool = True,
 ) -> Comparison:
-    """Call ``function`` several times from the same state and compare what it returns, bit for bit.
+    """Call ``function`` several times from the same state and compare what it returns and leaves there, bit for bit.
 
     Args:
-        function: takes nothing; returns tensors and plain values, nested.
+        function: takes nothing; returns tensors and plain values, nested, or nothing where ``state`` tells it all.
         runs: how often to call it, at least twice.
-        state: modules, optimizers, tensors and other stateful objects that a run changes.
-        keep_values: keep a copy of the first run's tensors on their devices, to tell the index and the ulps of a
-            difference. Off: digests alone.
+        state: modules, optimizers, tensors and other stateful objects that a run changes. Each value of it that is not
+            among what the function returned is compared too, as ``state[0].weight``.
+        keep_values: keep a copy of the first run's tensors and of what it left in ``state``, on their devices, to tell
+            the index and the ulps of a difference. Off: digests alone.
         restore_after: leave random state and ``state`` as they were before the first run, not as the last left them.
         gather: digest each ``DTensor`` as a whole: all of its ranks have to call this alike.
 
     Raises:
-        ValueError: fewer than two runs.
+        ValueError: fewer than two runs, or there is nothing to compare.
         TypeError: something in ``state`` cannot be restored, or a run returned what has no known bits.
     """
     if runs < 2:
         raise ValueError(f"runs: expected at least 2, found {runs}")
     found: list[Digests] = []
     kept: dict[str, Any] = {}
+    returned_too: set[str] = set()
     with kept_state(state, after=restore_after) as restore:
         for number in range(runs):
             if number:
                 restore()
-            value = function()
-            found.append(digest_value(value, gather=gather))
+            values, left = flatten(function()), state_values(state)
+            if not number:
+                returned = {id(value) for value in values.values()}
+                returned_too = {name for name, value in left.items() if id(value) in returned}
+            values.update({name: value for name, value in left.items() if name not in returned_too})
+            found.append(digest_value(values, gather=gather))
+            require_values(found[number], "the function")
             if number and found[number] != found[0]:
-                here = flatten(value) if keep_values else {}
+                here = values if keep_values else {}
                 return Comparison(tuple(found), differences(found[0], found[number], (kept, here)), number)
             if not number and keep_values:
-                kept = {name: _copied(leaf) for name, leaf in flatten(value).items()}
+                kept = {name: _copied(leaf) for name, leaf in values.items()}
     return Comparison(tuple(found))
+
+
+def require_values(found: Digests, what: str) -> None:
+    """Refuse a run that gave nothing to compare: that nothing equals nothing shows nothing.
+
+    Raises:
+        ValueError: there is no tensor, number or text.
+    """
+    if all(each.dtype in ("NoneType", "dict", "list", "tuple") for each in found.values()):
+        raise ValueError(
+            f"{what}: expected at least one tensor or number to compare, found none: return what it computes, or give "
+            "compare_runs as state what it changes"
+        )
 
 
 def _copied(leaf: Any) -> Any:
     return leaf.detach().clone() if hasattr(leaf, "detach") else copy.deepcopy(leaf)
-
-
-def random_state() -> dict[str, Any]:
-    """State of the random number generators: Python's, numpy's global one, torch's on the CPU and each CUDA device."""
-    import torch
-
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        state["numpy"] = sys.modules["numpy"].random.get_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Set the generators back to what :func:`random_state` found."""
-    import torch
-
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        sys.modules["numpy"].random.set_state(state["numpy"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
-
-
-@contextmanager
-def kept_state(state: Sequence[Any], *, after: bool = True) -> Iterator[Callable[[], None]]:
-    """Remember random state and ``state``; yields what puts both back, and does it at the end if ``after``.
-
-    Raises:
-        TypeError: something in ``state`` has no state that can be restored.
-    """
-    restores = [_restorer(item) for item in state]
-    generators = random_state()
-
-    def restore() -> None:
-        for back in restores:
-            back()
-        restore_random_state(generators)
-
-    try:
-        yield restore
-    finally:
-        if after:
-            restore()
-
-
-def _restorer(item: Any) -> Callable[[], None]:
-    import torch
-
-    if isinstance(item, torch.nn.Module):
-        tensors = [*item.parameters(), *item.buffers()]
-        modes = [(module, module.training) for module in item.modules()]
-        backs = [_tensor_restorer(tensor) for tensor in tensors]
-
-        def back() -> None:
-            for restore in backs:
-                restore()
-            for module, training in modes:
-                module.training = training
-
-        return back
-    if isinstance(item, torch.Tensor):
-        return _tensor_restorer(item)
-    if isinstance(item, torch.optim.Optimizer):
-        return _optimizer_restorer(item)
-    if hasattr(item, "state_dict") and hasattr(item, "load_state_dict"):
-        # A copy each time: what loads may keep the tensors and change them.
-        saved = copy.deepcopy(item.state_dict())
-        return lambda: item.load_state_dict(copy.deepcopy(saved))
-    expected = "modules, tensors, or objects with state_dict and load_state_dict"
-    raise TypeError(f"state: expected {expected}, found {type(item).__name__}")
-
-
-def _optimizer_restorer(optimizer: Any) -> Callable[[], None]:
-    # Not by load_state_dict, which casts float32 moments of a bfloat16 parameter to bfloat16.
-    state = {parameter: copy.deepcopy(found) for parameter, found in optimizer.state.items()}
-    settings = [copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
-
-    def back() -> None:
-        optimizer.state.clear()
-        for parameter, found in state.items():
-            optimizer.state[parameter] = copy.deepcopy(found)
-        for group, saved in zip(optimizer.param_groups, settings, strict=True):
-            for name in set(group) - set(saved) - {"params"}:
-                del group[name]
-            group.update(copy.deepcopy(saved))
-
-    return back
-
-
-def _tensor_restorer(tensor: Any) -> Callable[[], None]:
-    import torch
-
-    value = tensor.detach().clone()
-    gradient = None if tensor.grad is None else tensor.grad.detach().clone()
-
-    def back() -> None:
-        with torch.no_grad():
-            tensor.detach().copy_(value)
-        tensor.grad = None if gradient is None else gradient.clone()
-
-    return back

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tuning.bitexact.compare import Comparison
+from tuning.bitexact.compare import Comparison, require_values
 from tuning.bitexact.difference import differences
 from tuning.bitexact.digest import Digests, digest_value, flatten
 from tuning.bitexact.digest_parts import as_tensor, is_plain
@@ -46,7 +46,7 @@ def compare_processes(
         timeout: seconds that a process may take.
 
     Raises:
-        ValueError: fewer than two runs, or a function that cannot be named.
+        ValueError: fewer than two runs, a function that cannot be named, or one that returns nothing to compare.
         TuningError: a process failed or took too long; the end of what it wrote is in the message.
     """
     if runs < 2:
@@ -67,6 +67,7 @@ def compare_processes(
             command = [sys.executable, "-m", "tuning.bitexact.processes", str(place)]
             _run(command, environment, timeout, f"process {number} of {target}")
         found = tuple(_read_digests(place) for place in folders)
+        require_values(found[0], target)
         for number in range(1, runs):
             if found[number] != found[0]:
                 values = (_read_values(folders[0]), _read_values(folders[number]))
