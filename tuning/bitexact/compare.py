@@ -26,8 +26,8 @@ from typing import Any
 
 from tuning._words import counted
 from tuning.bitexact.difference import Difference, differences
-from tuning.bitexact.digest import Digests, digest_value, flatten
-from tuning.bitexact.kept_state import kept_state, random_state, restore_random_state, state_values
+from tuning.bitexact.digest import Digests, digest_value
+from tuning.bitexact.kept_state import kept_state, random_state, restore_random_state, run_values
 from tuning.errors import DeterminismError
 from tuning.spec import Json
 
@@ -118,16 +118,12 @@ def compare_runs(
         raise ValueError(f"runs: expected at least 2, found {runs}")
     found: list[Digests] = []
     kept: dict[str, Any] = {}
-    returned_too: set[str] = set()
+    shared: set[str] | None = None
     with kept_state(state, after=restore_after) as restore:
         for number in range(runs):
             if number:
                 restore()
-            values, left = flatten(function()), state_values(state)
-            if not number:
-                returned = {id(value) for value in values.values()}
-                returned_too = {name for name, value in left.items() if id(value) in returned}
-            values.update({name: value for name, value in left.items() if name not in returned_too})
+            values, shared = run_values(function(), state, shared)
             found.append(digest_value(values, gather=gather))
             require_values(found[number], "the function")
             if number and found[number] != found[0]:

@@ -18,7 +18,7 @@ from typing import Any
 from tuning.bitexact.digest import flatten
 from tuning.bitexact.digest_parts import is_plain
 
-__all__ = ["kept_state", "random_state", "restore_random_state", "state_values"]
+__all__ = ["kept_state", "random_state", "restore_random_state", "run_values", "state_values"]
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,28 @@ def state_values(state: Sequence[Any]) -> dict[str, Any]:
             except TypeError as error:
                 logger.info("%s is put back and not compared: %s", here, error)
     return found
+
+
+def run_values(returned: Any, state: Sequence[Any], shared: set[str] | None = None) -> tuple[dict[str, Any], set[str]]:
+    """What a run returned, by name, and then what it left in ``state``.
+
+    Args:
+        returned: nested; see :func:`tuning.bitexact.digest.flatten`.
+        state: as of :func:`kept_state`.
+        shared: names in ``state`` that are left out, those that the first run gave; None for the first run.
+
+    Returns:
+        The values, and the names of those in ``state`` that the first run returned itself.
+
+    Raises:
+        TypeError: something was returned whose bits are not known.
+    """
+    values, left = flatten(returned), state_values(state)
+    if shared is None:
+        known = {id(value) for value in values.values() if value is not None}
+        shared = {name for name, value in left.items() if id(value) in known and hasattr(value, "detach")}
+    values.update({name: value for name, value in left.items() if name not in shared})
+    return values, shared
 
 
 def _gradient(tensor: Any) -> Any:

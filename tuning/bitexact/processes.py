@@ -51,7 +51,7 @@ def compare_processes(
     """
     if runs < 2:
         raise ValueError(f"runs: expected at least 2, found {runs}")
-    target = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
+    target = function if isinstance(function, str) else _named(function)
     module, _, name = target.partition(":")
     if not module or not name or module == "__main__" or "<" in name:
         expected = "package.module:name, or a function at the top level of a module that can be imported"
@@ -73,6 +73,11 @@ def compare_processes(
                 values = (_read_values(folders[0]), _read_values(folders[number]))
                 return Comparison(found, differences(found[0], found[number], values), number)
     return Comparison(found)
+
+
+def _named(function: Callable[..., Any]) -> str:
+    # A functools.partial, say, has no name.
+    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
 
 
 def _run(command: list[str], environment: Mapping[str, str], timeout: float, what: str) -> None:
