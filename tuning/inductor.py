@@ -29,6 +29,7 @@ as its module is loaded, by whomever. Where a hook point is missing, that is sai
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.abc
@@ -91,9 +92,21 @@ class CompiledKernels:
     # -- patching and undoing --
 
     def apply(self, previous: CompiledKernels | None = None) -> None:
-        """Patch what is loaded of torch, now, and the rest once it is loaded; in place of ``previous`` if given."""
+        """Patch what is loaded of torch, now, and the rest once it is loaded; in place of ``previous`` if given.
+
+        Where it fails, ``previous`` is in charge as before. One that has been replaced may be applied again, in place
+        of what replaced it.
+        """
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._take_back if previous is None else functools.partial(previous._patch, self))
+            self._patch(previous)
+            _forget_compiled_code()
+            undo.pop_all()
+
+    def _patch(self, previous: CompiledKernels | None) -> None:
         self._active = True
         theirs = {} if previous is None else dict(previous._patches)
+        self._patches = dict(theirs)  # those not replaced yet, should one of them fail, are ours to hand back
         if previous is not None:
             previous._retire()
         makers = {_TRACER: self._patch_tracer, _CACHES: self._patch_caches, _RULES: self._be_skipped}
@@ -103,13 +116,17 @@ class CompiledKernels:
             module = sys.modules.get(name)
             if module is not None:
                 make(theirs.get(name), module)
-        _forget_compiled_code()
 
     def undo(self) -> None:
         """Take the patches back. One that somebody else has patched over stays, and passes through."""
-        take_back(reversed(self._patches.values()))
-        self._retire()
+        self._take_back()
         _forget_compiled_code()
+
+    def _take_back(self) -> None:
+        try:
+            take_back(reversed(self._patches.values()))
+        finally:
+            self._retire()
 
     def _retire(self) -> None:
         self._active = False

@@ -8,6 +8,7 @@ that ship with the library) waits for the first launch that asks.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -535,28 +536,29 @@ class Installation:
         """Take over from ``previous``; on an error it is in charge as before."""
         mine = self._determinism
         theirs = None if previous is None else previous._determinism
-        if mine is not None and theirs is not None:
-            # Handed over and not undone and done again: NCCL and cuBLAS have read their variables by now.
-            mine.take_over(theirs)
-        elif mine is not None:
-            mine.apply()
-        try:
-            self._interception.apply(None if previous is None else previous._interception)
-        except BaseException:
+        with contextlib.ExitStack() as undo:  # each step is taken back, last first, where a later one fails
             if mine is not None and theirs is not None:
-                theirs.take_over(mine)
+                # Handed over and not undone and done again: NCCL and cuBLAS have read their variables by now.
+                mine.take_over(theirs)
+                undo.callback(theirs.take_over, mine)
             elif mine is not None:
-                mine.restore()
-            raise
-        self._compiled.apply(None if previous is None else previous._compiled)
-        if mine is None and theirs is not None:
-            _restore(theirs)
+                mine.apply()
+                undo.callback(mine.restore)
+            self._interception.apply(None if previous is None else previous._interception)
+            undo.callback(_put_back, self._interception, None if previous is None else previous._interception)
+            self._compiled.apply(None if previous is None else previous._compiled)
+            undo.callback(_put_back, self._compiled, None if previous is None else previous._compiled)
+            if mine is None and theirs is not None:
+                undo.callback(theirs.apply)
+                _restore(theirs)
+            undo.pop_all()
 
     def _deactivate(self) -> None:
-        self._compiled.undo()
-        self._interception.undo()
-        if self._determinism is not None:
-            _restore(self._determinism)
+        with contextlib.ExitStack() as steps:  # all are taken, last named first, whatever one of them raises
+            if self._determinism is not None:
+                steps.callback(_restore, self._determinism)
+            steps.callback(self._interception.undo)
+            steps.callback(self._compiled.undo)
 
     def _close(self) -> None:
         """Write what is to be left behind. Called once, after the patches are gone or as the interpreter exits."""
@@ -565,14 +567,18 @@ class Installation:
         self._closed = True
         atexit.unregister(self._close_at_exit)
         logger.info("%s", self.summary())
-        if self._session.writer is not None and os.getpid() == self._pid:
-            try:
+        # A child that was forked and ends leaves the journal and the manifest to the process that installed the policy.
+        if os.getpid() != self._pid:
+            return
+        with contextlib.ExitStack() as steps:  # what one of them cannot write is no reason not to write the rest
+            steps.callback(self._write_manifest)
+            if self._session.writer is not None:
+                steps.callback(self._session.writer.close)
                 self._session.flush()
-            finally:
-                self._session.writer.close()
+
+    def _write_manifest(self) -> None:
         path = self._manifest_path
-        # A child that was forked and ends leaves the manifest to the process that installed the policy.
-        if path is not None and os.getpid() == self._pid:
+        if path is not None:
             rank, _ = self._session.place()
             # Ranks of a run agree, or verification says where not: one file would be written by all of them at once.
             target = path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
@@ -767,6 +773,14 @@ class Installation:
             )
 
 
+def _put_back(current: Any, previous: Any) -> None:
+    """Put one kind of patches back in charge in place of those that took over from them; take them out if none were."""
+    if previous is None:
+        current.undo()
+    else:
+        previous.apply(current)
+
+
 def _restore(mode: DeterministicMode) -> None:
     try:
         mode.restore()
@@ -887,8 +901,10 @@ def uninstall() -> None:
         installation, _current = _current, None
         if installation is None:
             return
-        installation._deactivate()
-    installation._close()
+        try:
+            installation._deactivate()
+        finally:
+            installation._close()
 
 
 def deterministic_mode(policy: AutotunePolicy | None = None, **settings: Any) -> Installation:

@@ -532,7 +532,9 @@ class Interception:
     def apply(self, previous: Interception | None = None) -> None:
         """Patch Triton's autotuner class, in place of ``previous`` where one is given.
 
-        Each method changes hands in one assignment, so that no launch falls between two policies and is timed.
+        Each method changes hands in one assignment, so that no launch falls between two policies and is timed. Where
+        it fails, those that have changed hands go back, and ``previous`` is in charge as before. One that has been
+        replaced may be applied again, in place of what replaced it.
         """
         from triton.runtime.autotuner import Autotuner
 
@@ -553,9 +555,15 @@ class Interception:
             patches.append(Patch(owner, name, original, _named_like(original, make(original))))
         patches.append(self._watch_subclasses(Autotuner, taken_over.get((Autotuner, "__init_subclass__"))))
         self._patches = patches
+        self._successors = {}
         self._active = True
-        for patch in patches:
-            setattr(patch.owner, patch.name, patch.replacement)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._retire, {})
+            for patch in patches:
+                before = vars(patch.owner).get(patch.name, ABSENT)
+                setattr(patch.owner, patch.name, patch.replacement)
+                undo.callback(take_back, [patch._replace(original=before)])
+            undo.pop_all()
         if previous is not None:
             # A launch that entered the old method just before goes on in the new one. Where somebody else's patch
             # stands between the two, the old one is still called by the new one and must pass through.
@@ -589,8 +597,10 @@ class Interception:
 
     def undo(self) -> None:
         """Take the patches back, last first. One that somebody else has patched over stays, and passes through."""
-        take_back(reversed(self._patches))
-        self._retire({})
+        try:
+            take_back(reversed(self._patches))
+        finally:
+            self._retire({})
 
     # -- plans --
 

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
 from stub_kernels import Bench, FakeTensor, StubKernel, autotuner, configs, launch
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
 
 import tuning
-from tuning import AutotunePolicy, installation
+from tuning import AutotunePolicy, inductor, installation, interception
+from tuning.errors import JournalError
+from tuning.inductor import CompiledKernels
 from tuning.journal import read_journal
 from tuning.spec import Key, LaunchConfig
 from tuning.tables import Entry, TableFile, write_table
@@ -395,20 +398,124 @@ def test_install_touches_no_device(monkeypatch, tmp_path):
     assert asked, "the first launch asks which arch it is on: the counters do count"
 
 
-def test_a_failing_activation_restores_the_earlier_policy(monkeypatch):
-    before = tuning.install(pinned())
-    tuner = autotuner(configs(64, 16))
+def _fails(patch: Any, owner: Any, name: str, *, after: bool) -> None:
+    """Let a method raise once, before or after it has done its work."""
+    original, left = getattr(owner, name), [1]
 
-    def refuse(self, previous=None):
-        raise RuntimeError("no")
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if left and not after:
+            left.pop()
+            raise RuntimeError("no")
+        result = original(*args, **kwargs)
+        if left:
+            left.pop()
+            raise RuntimeError("no")
+        return result
 
+    patch.setattr(owner, name, failing)
+
+
+STEPS = [
+    (installation.Interception, "apply", False),
+    *((interception, name, False) for name in ("_closed_kinds", "_named_like")),
+    (CompiledKernels, "apply", False),
+    *((CompiledKernels, "_patch", after) for after in (False, True)),
+    (inductor, "_forget_compiled_code", False),
+    (installation, "_restore", False),
+]
+
+
+@pytest.mark.parametrize("deterministic", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(("owner", "name", "after"), STEPS)
+def test_whichever_step_of_an_activation_fails_the_earlier_policy_is_in_charge(
+    monkeypatch, owner, name, after, deterministic
+):
+    first, second = deterministic
+    if owner is installation and (not first or second):
+        pytest.skip("deterministic mode is left only where it was on and is no longer wanted")
+    before = tuning.install(pinned(block_sizes={"BLOCK": 32}), deterministic=first)
+    flag = torch.are_deterministic_algorithms_enabled()
+    tuner = autotuner(configs(64, 16, 32))
+    run(tuner)
+    made = len(tuning.choices())
     with monkeypatch.context() as patch:
-        patch.setattr(installation.Interception, "apply", refuse)
+        _fails(patch, owner, name, after=after)
         with pytest.raises(RuntimeError, match="no"):
-            tuning.install(pinned(on_miss="error"))
+            tuning.install(pinned(), deterministic=second)
+    assert tuning.active_policy() is before.policy
+    assert torch.are_deterministic_algorithms_enabled() is flag is first
+    run(tuner)
+    run(tuner, 9)
+    assert blocks(tuner) == [32, 32, 32]
+    assert len(tuning.choices()) == made + 1
+    assert tuner.do_bench.calls == 0
+    with tuning.install(pinned()):
+        run(tuner)
+        assert blocks(tuner)[-1] == 16
+    # The fixture sees that Triton is as it was.
+
+
+@pytest.mark.parametrize(("owner", "name", "after"), STEPS[:-1])
+def test_an_activation_that_fails_where_nothing_was_installed_leaves_nothing(monkeypatch, owner, name, after):
+    seen = list(sys.meta_path)
+    with monkeypatch.context() as patch:
+        _fails(patch, owner, name, after=after)
+        with pytest.raises(RuntimeError, match="no"):
+            tuning.install(pinned())
+    assert tuning.active_policy() is None
+    assert sys.meta_path == seen
+    tuner = autotuner(configs(64, 16))
+    run(tuner)
+    assert tuner.do_bench.calls == 2
+
+
+def test_a_method_that_cannot_be_replaced_leaves_those_before_it_with_the_earlier_policy(monkeypatch):
+    class Guarded(type):
+        def __setattr__(cls, name: str, value: Any) -> None:
+            if name == "run" and not allowed:
+                raise AttributeError("read only")
+            super().__setattr__(name, value)
+
+    def own(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.fn.run(*args, **kwargs, **self.configs[0].all_kwargs())
+
+    allowed = [1]
+    before = tuning.install(pinned(block_sizes={"BLOCK": 32}))
+    kind = Guarded("Kind", (Autotuner,), {"run": own})
+    tuner = autotuner(configs(64, 16, 32))
+    allowed.clear()
+    with pytest.raises(AttributeError, match="read only"):
+        tuning.install(pinned())
+    allowed.append(1)
     assert tuning.active_policy() is before.policy
     run(tuner)
-    assert blocks(tuner) == [16]
+    run(autotuner(configs(64, 32), kind=kind), 9)
+    assert blocks(tuner) == [32]
+    assert len(tuning.choices()) == 2
+
+
+@pytest.mark.parametrize("owner", [installation.Interception, CompiledKernels])
+def test_a_step_of_uninstalling_that_fails_keeps_no_other_from_being_taken(monkeypatch, tmp_path, owner):
+    tuning.install(pinned(manifest_path=str(tmp_path / "m.json")), deterministic=True)
+    with monkeypatch.context() as patch:
+        _fails(patch, owner, "undo", after=True)
+        with pytest.raises(RuntimeError, match="no"):
+            tuning.uninstall()
+    assert tuning.active_policy() is None
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert (tmp_path / "m.json").exists()
+
+
+def test_a_journal_that_cannot_be_written_at_the_end_is_closed_and_the_manifest_is_there(tmp_path, monkeypatch):
+    policy = AutotunePolicy(
+        mode="record", modules=SCOPE, record_path=str(tmp_path / "r"), manifest_path=str(tmp_path / "m.json")
+    )
+    tuning.install(policy)
+    with monkeypatch.context() as patch:
+        patch.setattr(installation._Session, "flush", lambda self: (_ for _ in ()).throw(JournalError("disk full")))
+        with pytest.raises(JournalError, match="disk full"):
+            tuning.uninstall()
+    assert (tmp_path / "m.json").exists()
 
 
 def test_a_launch_in_flight_while_the_policy_is_replaced_is_not_timed():
