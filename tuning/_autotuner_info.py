@@ -244,14 +244,19 @@ def judge(read: AutotunerFacts, policy: PolicyLike | None, *, deterministic: boo
     mode = policy.effective_mode(deterministic=deterministic)
     if mode == "auto":
         return "timed", "mode auto: Triton chooses"
+    if read.on_object:
+        return "not covered", "run is set on the object itself: no policy reaches it unless it calls the class's run"
     if not read.calls_through and mode == "record":
-        return "not covered", f"{read.class_name}.run replaces Triton's and never calls it: nothing is journaled"
+        return "not covered", f"{read.class_name}.run replaces Triton's and need not call it: nothing is journaled then"
     if policy.is_config_invariant(name):
         return "timed", "config-invariant: no candidate changes its results, so Triton may choose"
     if mode == "record":
         return "timed", "mode record: Triton times it, and every timing is journaled"
     if not read.calls_through:
-        return "pinned", f"{read.class_name}.run replaces Triton's and never calls it: given the chosen candidate alone"
+        return "pinned", (
+            f"{read.class_name}.run replaces Triton's and need not call it: given the chosen candidate alone, where it "
+            "heeds that; a run names it where not"
+        )
     return "pinned", f"by tables, else by the on-miss rule ({policy.on_miss})"
 
 
@@ -286,8 +291,8 @@ def read_notes(
     if read.own_run:
         what = "calls Triton's through"
         if not read.calls_through:
-            what = "never calls Triton's: pinned, it is given the chosen candidate alone, which it may not heed; "
-            what += "recording does not reach it"
+            what = "need not call Triton's: pinned, it is given the chosen candidate alone, which it may not heed; "
+            what += "recording does not reach it where it does not"
         notes.append(Note("own_run" if read.calls_through else "run_replaced", f"{read.class_name}.run {what}"))
     if read.cache_results:
         notes.append(

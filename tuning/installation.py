@@ -429,6 +429,17 @@ class _Session:
         with self.lock:
             self.benchmarks[kernel] = self.benchmarks.get(kernel, 0) + 1
 
+    def unreached(self, kernel: str, problem: str) -> None:
+        """Say once for each kernel in scope by what it is timed past the policy."""
+        with self.lock:
+            if not self.is_unreached(kernel):
+                self.say(kernel, Notice("unreached", f"{kernel}: {problem}"))
+
+    def is_unreached(self, kernel: str) -> bool:
+        """Whether a kernel was timed past the policy."""
+        with self.lock:
+            return any(kind == "unreached" and name == kernel for name, kind, _ in self.said)
+
     # -- compiled graphs --
 
     def traced(self, kernel: str, treatment: Treatment, key: Key | None) -> None:
@@ -678,6 +689,8 @@ class Installation:
         state: AutotunerState
         if len(facts.candidates) == 1:
             state, reason = "single", ""
+        elif self._session.is_unreached(name):
+            state, reason = "timed", "its run chooses past the policy"
         elif treatment == "pinned":
             state, reason = "pinned", ""
         elif treatment == "record":

@@ -17,9 +17,15 @@ Recording, the shadow has an empty cache and no disk cache, so that Triton times
 set before each launch: mamba_ssm's backward reads it afterwards to size its reductions. It is one attribute of one
 object, as in Triton: of two threads that launch different keys of one autotuner at once, either may win.
 
-**Subclasses that never call Triton's run** are reached by their own ``run``, which is replaced too, also where they are
-defined later: it launches in its own way, on a shadow that has the chosen candidate alone. Whether it heeds that is
-seen by the ``best_config`` that it leaves, and said where not.
+**Subclasses that need not call Triton's run** are reached by their own ``run``, which is replaced too, also where they
+are defined later (:mod:`tuning._launch_methods` says which): it launches in its own way, on a shadow that has the
+chosen candidate alone. Whether it heeds that is seen by the ``best_config`` that it leaves, and said where not.
+
+**What is timed past all that**, by a ``run`` that was put there later or on the object, is counted where it reaches
+``_bench`` or ``do_bench``, and said by name. A ``run`` that neither calls Triton's nor times by these is not seen.
+
+**What hooks see.** A hook of a config gets the arguments by name, as in Triton. ``kernel.nargs``, which Triton sets on
+the object for the time of a launch, is there while a pruner runs and not while a pinned launch's hooks do.
 
 **Fallback.** A config that runs out of resources is replaced by the next in the decision's order, remembered per
 specialization, since the compiler sees more than the key. Any other error of a launch is the caller's.
@@ -46,6 +52,7 @@ from typing import Any, Literal, Protocol
 
 from ._launch_arguments import CannotBeCopied, Copies, form_name, launch_form
 from ._launch_key import KeyReader, constexpr_names
+from ._launch_methods import Stopwatch, closed_kinds, is_closed, own_run, reaches_base
 from ._launch_pointers import copies_to_replay
 from ._launch_specialization import identity, jit_function, parameters, read_launch
 from ._launch_within import Within, capturing, rehearse
@@ -206,10 +213,12 @@ class AutotunerFacts:
         pruner: ``early_config_prune``, ``perf_model``, both joined by ``+``, or empty.
         inner: names of what stands between the autotuner and the kernel, such as ``Heuristics``.
         class_name: qualified name of the autotuner's class.
-        own_run: True where a subclass replaces ``run``.
-        calls_through: False where that ``run`` never calls the one it replaces. Pinned, it is given the chosen
+        own_run: True where a subclass, a mixin of it, or the object itself replaces ``run``.
+        calls_through: False where that ``run`` need not call the one it replaces. Pinned, it is given the chosen
             candidate alone; recording does not reach it.
         cache_results: True where Triton would keep timings on disk.
+        on_object: True where ``run`` is set on the object itself: what it does is not known, and no policy reaches it
+            but where it calls the class's.
     """
 
     kernel: Kernel
@@ -225,19 +234,13 @@ class AutotunerFacts:
     own_run: bool
     calls_through: bool
     cache_results: bool
+    on_object: bool = False
 
 
 def _kernel_of(autotuner: Any) -> Kernel:
     function = autotuner.base_fn
     name = f"{function.__module__}.{function.__qualname__}"
     return Kernel(name, source_hash(function))
-
-
-def _calls_through(method: Callable[..., Any]) -> bool:
-    code = getattr(method, "__code__", None)
-    if code is None:
-        return True  # not Python code: nothing can be read, and the launch itself will tell
-    return "run" in code.co_names and ("super" in code.co_names or "Autotuner" in code.co_names)
 
 
 def facts(autotuner: Any) -> AutotunerFacts:
@@ -254,8 +257,8 @@ def facts(autotuner: Any) -> AutotunerFacts:
         hooks.append("config.pre_hook")
     pruners = [name for name in ("early_config_prune", "perf_model") if getattr(autotuner, name, None)]
     kind = type(autotuner)
-    method = next((vars(base)["run"] for base in kind.__mro__ if "run" in vars(base)), None)
-    own_run = method is not vars(Autotuner)["run"]
+    own = own_run(kind, Autotuner)
+    on_object = "run" in vars(autotuner)
     return AutotunerFacts(
         kernel=_kernel_of(autotuner),
         candidates=tuple(LaunchConfig.of(config) for config in autotuner.configs),
@@ -267,9 +270,10 @@ def facts(autotuner: Any) -> AutotunerFacts:
         pruner="+".join(pruners),
         inner=tuple(inner),
         class_name=f"{kind.__module__}.{kind.__qualname__}",
-        own_run=own_run,
-        calls_through=not own_run or (method is not None and _calls_through(_before_us(method))),
+        own_run=on_object or own is not None,
+        calls_through=not on_object and (own is None or reaches_base(_before_us(own[1]), Autotuner)),
         cache_results=bool(getattr(autotuner, "cache_results", False)),
+        on_object=on_object,
     )
 
 
@@ -326,10 +330,27 @@ def seen_parameters(autotuner: Any, named: Mapping[str, Any]) -> Json:
     return None if jit is None else parameters(jit, _binder(jit), named)
 
 
+_pruning = threading.RLock()
+
+
 def live_candidates(autotuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """The candidates that a kernel's own pruning leaves for a launch."""
-    shadow = _shadow(autotuner, nargs=dict(zip(autotuner.arg_names, args, strict=False)))
-    return list(shadow.prune_configs(kwargs))
+    named = dict(zip(autotuner.arg_names, args, strict=False))
+    shadow = _shadow(autotuner, nargs=named)
+    if not (autotuner.early_config_prune or autotuner.perf_model):
+        return list(shadow.prune_configs(kwargs))
+    # A pruner may know its kernel and read the arguments off it, where Triton puts them. One thread at a time: what a
+    # pruner leaves may depend on them, and must not depend on what another thread launches.
+    with _pruning:
+        before = vars(autotuner).get("nargs", ABSENT)
+        autotuner.nargs = named
+        try:
+            return list(shadow.prune_configs(kwargs))
+        finally:
+            if before is ABSENT:
+                del autotuner.nargs
+            else:
+                autotuner.nargs = before
 
 
 # --- the seam ---------------------------------------------------------------------------------------------------------
@@ -367,7 +388,10 @@ class Callbacks(Protocol):
         """Recording: a key was timed. May raise."""
 
     def benchmarked(self, kernel: str) -> None:
-        """Triton is about to time one candidate of a kernel in scope."""
+        """One candidate of a kernel in scope is about to be timed."""
+
+    def unreached(self, kernel: str, problem: str) -> None:
+        """Candidates of a kernel in scope are timed past the policy: ``problem`` says by what, and what to do."""
 
     def traced(self, kernel: str, treatment: Treatment, key: Key | None) -> None:
         """A kernel is traced into a compiled graph; with its key where it is pinned there."""
@@ -414,6 +438,7 @@ class _Plan:
         "treatment",
         "unkeyed",
         "warned",
+        "winners",
     )
 
     def __init__(self, autotuner: Any, treatment: Treatment, kernel: Kernel, ref: weakref.ref[Any]) -> None:
@@ -431,6 +456,7 @@ class _Plan:
         self.slots: dict[Any, tuple[tuple[CandidateTiming, ...], Any]] = {}
         self.unkeyed: dict[str, dict[str, str]] = {}
         self.warned: set[str] = set()
+        self.winners: dict[int, dict[Any, Any]] = {}  # what a subclass's own run keeps, by the candidate it was given
         # By key: launches told apart as finely as cheaply, and what of it differs for the compiler.
         self.specializations: dict[str, tuple[set[tuple[Any, ...]], set[str]]] = {}
 
@@ -453,34 +479,38 @@ class _Plan:
 
 
 def _named_like(original: Any, replacement: Any) -> Any:
-    replacement.__name__ = original.__name__
-    replacement.__qualname__ = original.__qualname__
-    replacement.__doc__ = original.__doc__
+    for name in ("__name__", "__qualname__", "__doc__"):
+        if hasattr(original, name):  # a partial method has no name
+            setattr(replacement, name, getattr(original, name))
     replacement.__wrapped__ = original
     return replacement
 
 
-def _closed_kinds(base: Any) -> list[Any]:
-    """Subclasses of Triton's autotuner with a ``run`` of their own that never calls the one it replaces."""
-    found: list[Any] = []
-    for kind in base.__subclasses__():
-        if "run" in vars(kind) and not _calls_through(_before_us(vars(kind)["run"])):
-            found.append(kind)
-        found += [each for each in _closed_kinds(kind) if each not in found]
-    return found
-
-
 def _before_us(method: Any) -> Any:
     """What stands below a ``run`` that is ours."""
-    return method.__wrapped__ if getattr(method, "_tuning_closed", False) else method
+    return method._tuning_below if getattr(method, "_tuning_closed", False) else method
+
+
+_DECIDED = "_tuning_decided"
+"""Attribute of shadows: what they launch, and whether they time, was decided here."""
 
 
 def _shadow(autotuner: Any, **changes: Any) -> Any:
     shadow = object.__new__(type(autotuner))
     shadow.__dict__.update(autotuner.__dict__)
+    shadow.__dict__[_DECIDED] = True
     for name, value in changes.items():
         setattr(shadow, name, value)  # and not into __dict__, which a property of a subclass would hide
     return shadow
+
+
+def _called(method: Any) -> Callable[..., Any]:
+    """A partial method, or another descriptor, as a function of the object."""
+
+    def call(autotuner: Any, *args: Any, **kwargs: Any) -> Any:
+        return method.__get__(autotuner, type(autotuner))(*args, **kwargs)
+
+    return call
 
 
 def _one_line(error: BaseException) -> str:
@@ -520,12 +550,12 @@ class Interception:
         self._plans_lock = threading.Lock()
         # By the autotuner that is traced, which is kept so that no other gets its id: what is traced for it, by config.
         self._stand_ins: dict[int, tuple[Any, dict[int, Any]]] = {}
-        self._stand_in_ids: set[int] = set()
         self._resource_errors = resource_errors()
         self._patches: list[Patch] = []
         self._successors: Mapping[str, Callable[..., Any]] = {}
         self._active = False
-        self._collector = threading.local()
+        # Of this thread: what collects timings, whose candidate is timed, and how many launches came to the seam.
+        self._thread = threading.local()
 
     # -- patching and undoing --
 
@@ -538,12 +568,14 @@ class Interception:
         """
         from triton.runtime.autotuner import Autotuner
 
-        makers: list[tuple[Any, str, Callable[..., Any]]] = [
+        makers: list[tuple[Any, str, Callable[[Any], Any]]] = [
             (Autotuner, "run", self._make_run),
             (Autotuner, "warmup", self._make_warmup),
             (Autotuner, "_bench", self._make_bench),
+            (Autotuner, "do_bench", lambda original: Stopwatch(original, self._is_quiet, self._count)),
+            (Autotuner, "__init__", self._make_init),
         ]
-        makers += [(kind, "run", self._make_closed_run) for kind in _closed_kinds(Autotuner)]
+        makers += [(kind, "run", self._make_closed_run) for kind in closed_kinds(Autotuner, _before_us)]
         theirs = {(patch.owner, patch.name): patch for patch in previous._patches} if previous is not None else {}
         taken_over = {
             place: patch for place, patch in theirs.items() if vars(place[0]).get(place[1]) is patch.replacement
@@ -551,9 +583,8 @@ class Interception:
         patches = []
         for owner, name, make in makers:
             over = taken_over.get((owner, name))
-            original = vars(owner)[name] if over is None else over.original
-            patches.append(Patch(owner, name, original, _named_like(original, make(original))))
-        patches.append(self._watch_subclasses(Autotuner, taken_over.get((Autotuner, "__init_subclass__"))))
+            original = vars(owner).get(name, ABSENT) if over is None else over.original
+            patches.append(self._patch(owner, name, original, make))
         self._patches = patches
         self._successors = {}
         self._active = True
@@ -571,22 +602,36 @@ class Interception:
             names = {patch.name for place, patch in taken_over.items() if place[0] is Autotuner}
             previous._retire({each.name: each.replacement for each in patches[:3] if each.name in names})
 
-    def _watch_subclasses(self, base: Any, over: Patch | None) -> Patch:
-        """Reach the ``run`` of a subclass that is defined from now on and never calls Triton's."""
-        original = vars(base).get("__init_subclass__", ABSENT) if over is None else over.original
+    @staticmethod
+    def _patch(owner: Any, name: str, original: Any, make: Callable[[Any], Any]) -> Patch:
+        replaced = original
+        if original is ABSENT and name == "run":  # a mixin's
+            replaced = next(vars(each)[name] for each in owner.__mro__[1:] if name in vars(each))
+        made = make(replaced)
+        return Patch(owner, name, original, made if name == "do_bench" else _named_like(replaced, made))
 
-        def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
-            if original is ABSENT:
-                super(base, cls).__init_subclass__(**kwargs)
-            else:
-                original.__get__(None, cls)(**kwargs)
-            run = vars(cls).get("run")
-            if self._active and run is not None and not _calls_through(run):
-                patch = Patch(cls, "run", run, _named_like(run, self._make_closed_run(run)))
-                cls.run = patch.replacement
-                self._patches.append(patch)
+    def _make_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Reach subclasses that are defined, or get their ``run``, from now on: as their objects are made."""
 
-        return Patch(base, "__init_subclass__", original, classmethod(__init_subclass__))
+        def __init__(autotuner: Any, *args: Any, **kwargs: Any) -> None:
+            original(autotuner, *args, **kwargs)
+            if self._active:
+                self._reach(type(autotuner))
+
+        return __init__
+
+    def _reach(self, kind: Any) -> None:
+        from triton.runtime.autotuner import Autotuner
+
+        for each in kind.__mro__[: kind.__mro__.index(Autotuner)]:
+            if not issubclass(each, Autotuner) or not is_closed(each, Autotuner, _before_us):
+                continue
+            with self._plans_lock:
+                own = vars(each).get("run", ABSENT)
+                if self._active and not getattr(own, "_tuning_closed", False):
+                    patch = self._patch(each, "run", own, self._make_closed_run)
+                    setattr(each, "run", patch.replacement)  # noqa: B010 -- a class's, and not this object's
+                    self._patches.append(patch)
 
     def _retire(self, successors: Mapping[str, Callable[..., Any]]) -> None:
         self._successors = successors
@@ -674,30 +719,77 @@ class Interception:
         interception = self
 
         def _bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
-            if not interception._active:
-                return original(self, *args, config=config, **meta)
-            function = self.base_fn
-            name = f"{function.__module__}.{function.__qualname__}"
-            if interception._callbacks.in_scope(name):
-                interception._callbacks.benchmarked(name)
-            collect = getattr(interception._collector, "collect", None)
-            if collect is None or collect.owner is not self:
-                return original(self, *args, config=config, **meta)
-            return collect.bench(original, args, config, meta)
+            return interception._timed(original, self, args, config, meta)
 
         return _bench
 
-    # -- subclasses that never call Triton's run --
+    def _timed(
+        self, original: Callable[..., Any], autotuner: Any, args: tuple[Any, ...], config: Any, meta: Mapping[str, Any]
+    ) -> Any:
+        """One candidate's benchmark: counted, and kept where it is recorded."""
+        thread = self._thread
+        outer = getattr(thread, "timing", None)
+        if not self._active or outer is autotuner:  # a subclass's own that calls Triton's
+            return original(autotuner, *args, config=config, **meta)
+        self._count(autotuner)
+        thread.timing = autotuner
+        try:
+            collect = getattr(thread, "collect", None)
+            if collect is None or collect.owner is not autotuner:
+                return original(autotuner, *args, config=config, **meta)
+            return collect.bench(original, args, config, meta)
+        finally:
+            thread.timing = outer
 
-    def _make_closed_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _is_quiet(self, autotuner: Any) -> bool:
+        return not self._active or getattr(self._thread, "timing", None) is autotuner
+
+    def _count(self, autotuner: Any) -> None:
+        """A candidate is about to be timed: count it, and say so where no decision here led to it."""
+        function = autotuner.base_fn
+        name = f"{function.__module__}.{function.__qualname__}"
+        if not self._callbacks.in_scope(name):
+            return
+        self._callbacks.benchmarked(name)
+        if _DECIDED in vars(autotuner) or len(autotuner.configs) < 2:
+            return
+        plan = self._plan_of(autotuner)
+        if plan.treatment in ("pinned", "record"):
+            self._callbacks.unreached(name, self._past_policy(autotuner, plan.treatment))
+
+    def _past_policy(self, autotuner: Any, treatment: Treatment) -> str:
+        """By what candidates are timed that no decision led to, and what to do about it."""
+        from triton.runtime.autotuner import Autotuner
+
+        kind = type(autotuner)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if "run" in vars(autotuner):
+            by = f"the run that was set on a {name} object"
+        elif own_run(kind, Autotuner) is not None:
+            by = f"{name}.run"
+        elif vars(Autotuner)["run"] not in [patch.replacement for patch in self._patches]:
+            by = "what replaced Autotuner.run after the policy was installed"
+        else:
+            by = f"a call of the benchmark of a {name} object"
+        what = "it is NOT pinned" if treatment == "pinned" else "nothing of that is journaled"
+        return (
+            f"{by} times candidates past the policy: {what}; let it call the run that it replaces, or be in place "
+            "before the policy is installed and the kernel is made"
+        )
+
+    # -- subclasses that need not call Triton's run --
+
+    def _make_closed_run(self, original: Any) -> Callable[..., Any]:
         interception = self
+        call = original if inspect.isfunction(original) else _called(original)
 
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not interception._active:
-                return original(self, *args, **kwargs)
-            return interception._closed_run(original, self, args, kwargs)
+            if not interception._active or _DECIDED in vars(self):
+                return call(self, *args, **kwargs)
+            return interception._closed_run(call, self, args, kwargs)
 
         run._tuning_closed = True  # type: ignore[attr-defined]
+        run._tuning_below = original  # type: ignore[attr-defined]
         return run
 
     def _closed_run(self, original: Callable[..., Any], autotuner: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -705,19 +797,24 @@ class Interception:
         plan = self._plan_of(autotuner)
         kind = f"{type(autotuner).__module__}.{type(autotuner).__qualname__}"
         if not plan.pinned or len(autotuner.configs) == 1:
-            if plan.treatment == "record":
-                self._say_closed(plan, f"{kind}.run never calls Triton's: it times by itself, and nothing is journaled")
-            return original(autotuner, *args, **kwargs)
+            came = getattr(self._thread, "came", 0)
+            result = original(autotuner, *args, **kwargs)
+            if plan.treatment == "record" and getattr(self._thread, "came", 0) == came:
+                text = f"{kind}.run did not call Triton's: it chooses by itself, and nothing is journaled"
+                self._callbacks.unreached(plan.kernel.qualified_name, text)
+            return result
 
         def alone(shadow: Any, *args: Any, **kwargs: Any) -> Any:
-            shadow = _shadow(shadow, cache={}, early_config_prune=None, perf_model=None)
             (chosen,) = shadow.configs
+            # One that times even a single candidate keeps its winners here and finds them at later launches.
+            winners = plan.winners.setdefault(id(chosen), {})
+            shadow = _shadow(shadow, cache=winners, early_config_prune=None, perf_model=None)
             result = original(shadow, *args, **kwargs)
             launched = getattr(shadow, "best_config", chosen)
             if launched is not chosen and LaunchConfig.of(launched) != LaunchConfig.of(chosen):
-                self._say_closed(
-                    plan,
-                    f"{kind}.run never calls Triton's and launched {LaunchConfig.of(launched)} where it was given "
+                self._callbacks.unreached(
+                    plan.kernel.qualified_name,
+                    f"{kind}.run did not call Triton's and launched {LaunchConfig.of(launched)} where it was given "
                     f"{LaunchConfig.of(chosen)} alone: it is NOT pinned; pin it where it takes its candidates from",
                 )
             return result
@@ -747,19 +844,14 @@ class Interception:
             self._callbacks.chosen(entry.decision.choice)
         return result
 
-    @staticmethod
-    def _say_closed(plan: _Plan, text: str) -> None:
-        if text not in plan.warned:
-            plan.warned.add(text)
-            logger.warning("%s: %s", plan.kernel.qualified_name, text)
-
     # -- everything but a pinned hit --
 
     def _off_path(self, original: Callable[..., Any], autotuner: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         if not self._active:
             return self._successors.get("run", original)(autotuner, *args, **kwargs)
-        if id(autotuner) in self._stand_in_ids:
-            return original(autotuner, *args, **kwargs)  # a traced graph that is run as it is: chosen already
+        self._thread.came = getattr(self._thread, "came", 0) + 1
+        if _DECIDED in vars(autotuner):
+            return original(autotuner, *args, **kwargs)  # chosen already, also where a traced graph is run as it is
         plan = self._plan_of(autotuner)
         if plan.treatment == "ignore" or len(autotuner.configs) == 1:
             return original(autotuner, *args, **kwargs)
@@ -802,6 +894,8 @@ class Interception:
 
     def after_fork(self) -> None:
         """In a child process: locks that a thread of the parent may have held are made anew."""
+        global _pruning
+        _pruning = threading.RLock()
         self._plans_lock = threading.Lock()
         for plan in list(self._plans.values()):
             plan.lock = threading.RLock()
@@ -1116,7 +1210,6 @@ class Interception:
             if stand_in is None:
                 stand_in = _shadow(autotuner, configs=[config], cache={}, early_config_prune=None, perf_model=None)
                 kept[id(config)] = stand_in
-                self._stand_in_ids.add(id(stand_in))
         return stand_in
 
     # -- recording --
@@ -1144,23 +1237,23 @@ class Interception:
                 timings, winner = timed
                 self._keep_record(plan, autotuner, key, timings, winner, args, kwargs, shared=True)
                 return self._launch(autotuner, plan.by_text[key.text], args, kwargs)
-            bench = autotuner.do_bench
             shadow = _shadow(autotuner, cache={}, cache_results=False)
-            collect = _Collector(shadow, bench)
+            collect = _Collector(shadow, shadow.do_bench)
             if self._near_ties is not None:
                 shadow.cache = _SettledWinners(collect, self._near_ties)
             shadow.do_bench = collect.do_bench
+            self._watch_own_bench(shadow)
             compare = self._outputs_of(plan, autotuner, args, kwargs)
             note = ""
-            previous = getattr(self._collector, "collect", None)
-            self._collector.collect = collect
+            previous = getattr(self._thread, "collect", None)
+            self._thread.collect = collect
             try:
                 result = original(shadow, *args, **kwargs)
                 if compare is not None and shadow.cache:
                     note = self._checked(plan, key, compare, shadow.best_config)
                 return result
             finally:
-                self._collector.collect = previous
+                self._thread.collect = previous
                 if shadow.cache:
                     # What Triton would have left behind, where readers of an autotuner look for it.
                     winner = next(iter(shadow.cache.values()))
@@ -1171,6 +1264,25 @@ class Interception:
                     plan.slots[slot] = (tuple(collect.timings), winner)
                     timings = tuple(collect.timings)
                     self._keep_record(plan, autotuner, key, timings, winner, args, kwargs, shared=False, note=note)
+                # It and what collects refer to each other, and one of them to the arguments: let these go now.
+                vars(shadow).clear()
+
+    def _watch_own_bench(self, shadow: Any) -> None:
+        """Let a ``_bench`` of a subclass, or one that was set on the object, pass through here as Triton's does."""
+        from triton.runtime.autotuner import Autotuner
+
+        kind, on_object = type(shadow), vars(shadow).get("_bench")
+        if on_object is None and kind._bench is vars(Autotuner)["_bench"]:
+            return
+
+        def own(shadow: Any, *args: Any, config: Any, **meta: Any) -> Any:
+            method = on_object if on_object is not None else kind._bench.__get__(shadow, kind)
+            return method(*args, config=config, **meta)
+
+        def _bench(*args: Any, config: Any, **meta: Any) -> Any:
+            return self._timed(own, shadow, args, config, meta)
+
+        shadow._bench = _bench
 
     def _outputs_of(
         self, plan: _Plan, autotuner: Any, args: tuple[Any, ...], kwargs: Any

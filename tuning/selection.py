@@ -113,7 +113,7 @@ class Notice:
     Attributes:
         kind: here ``denied``, ``not_a_candidate``, ``stale_source``, ``other_triton``, ``other_arch``,
             ``block_sizes_unmatched`` or ``unranked``; an installation adds ``miss``, ``reduced_at_import``,
-            ``class_evidence``, ``compiled`` and ``symbolic_key``.
+            ``class_evidence``, ``compiled``, ``symbolic_key`` and ``unreached``.
         message: one line: what, where, and what follows from it.
     """
 

@@ -417,7 +417,7 @@ def _fails(patch: Any, owner: Any, name: str, *, after: bool) -> None:
 
 STEPS = [
     (installation.Interception, "apply", False),
-    *((interception, name, False) for name in ("_closed_kinds", "_named_like")),
+    *((interception, name, False) for name in ("closed_kinds", "_named_like", "Stopwatch")),
     (CompiledKernels, "apply", False),
     *((CompiledKernels, "_patch", after) for after in (False, True)),
     (inductor, "_forget_compiled_code", False),
