@@ -7,10 +7,9 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
-from tuning.spec import Choice, Environment, Json, Key, LaunchConfig, Source, canonical_json, is_fallback
+from tuning.spec import Choice, ComputedOnce, Environment, Json, Key, LaunchConfig, Source, canonical_json, is_fallback
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -156,7 +155,7 @@ class Manifest:
         """Autotuners that were left to Triton's timing."""
         return tuple(each for each in self.autotuners if each.state == "timed")
 
-    @cached_property
+    @ComputedOnce
     def run(self) -> Json:
         """What ran, as JSON: all but host and rank."""
         where = self.environment
@@ -187,7 +186,7 @@ class Manifest:
             "world_size": where.world_size,
         }
 
-    @cached_property
+    @ComputedOnce
     def digest(self) -> str:
         """SHA-256 of the canonical text of :attr:`run` without its paths, in hexadecimal; see :func:`digest_of_run`."""
         return digest_of_run(self.run)

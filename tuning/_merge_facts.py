@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 from tuning._merge_pools import FAILED, Pool, quantile
-from tuning.spec import Environment, Json, Kernel, Key, LaunchConfig
+from tuning.spec import ComputedOnce, Environment, Json, Kernel, Key, LaunchConfig
 from tuning.tables import TableFile
 
 __all__ = ["CandidateFacts", "Confidence", "KeyFacts", "MergeResult", "RankFacts", "RecordingFacts"]
@@ -154,7 +153,7 @@ class KeyFacts:
         """Number of recordings; cheaper than ``len(recordings)``."""
         return len(self._pool.sources)
 
-    @cached_property
+    @ComputedOnce
     def winners(self) -> tuple[tuple[LaunchConfig, int], ...]:
         """The recordings' winners and how many chose each, most frequent first."""
         counts = Counter(self._pool.winners)
@@ -171,17 +170,17 @@ class KeyFacts:
         """Whether the recordings' winners differ."""
         return len(self.winners) > 1
 
-    @cached_property
+    @ComputedOnce
     def regrets(self) -> tuple[float, ...]:
         """Regret of the choice in each recording where it is known, sorted; see :attr:`RecordingFacts.regret`."""
         return tuple(sorted(value for value in self._row_regrets if value is not None))
 
-    @cached_property
+    @ComputedOnce
     def recordings(self) -> tuple[RecordingFacts, ...]:
         """Each recording, by rank, then by what it holds."""
         return tuple(map(self._recording, self._rows))
 
-    @cached_property
+    @ComputedOnce
     def by_rank(self) -> tuple[RankFacts, ...]:
         """The recordings, grouped by rank."""
         groups: defaultdict[int, list[RecordingFacts]] = defaultdict(list)
@@ -198,17 +197,17 @@ class KeyFacts:
             for rank, found in sorted(groups.items())
         )
 
-    @cached_property
+    @ComputedOnce
     def ranks(self) -> tuple[int, ...]:
         """The ranks that recorded it."""
         return tuple(sorted({self._origins[source][1].rank for source in self._pool.sources}))
 
-    @cached_property
+    @ComputedOnce
     def hosts(self) -> tuple[str, ...]:
         """The hosts that recorded it."""
         return tuple(sorted({self._origins[source][1].host for source in self._pool.sources}))
 
-    @cached_property
+    @ComputedOnce
     def devices(self) -> tuple[str, ...]:
         """The kinds of device that recorded it."""
         return tuple(sorted({self._origins[source][1].device for source in self._pool.sources} - {""}))
@@ -221,7 +220,7 @@ class KeyFacts:
         column = next(column for column in self._pool.columns if column.config == config)
         return tuple((column.low[row], column.mid[row], column.high[row]) for row in self._rows)
 
-    @cached_property
+    @ComputedOnce
     def _rows(self) -> tuple[int, ...]:
         contents = self._pool.contents()
 
@@ -239,7 +238,7 @@ class KeyFacts:
             path, environment, winner.config, median if median < FAILED else FAILED, self._row_regrets[row]
         )
 
-    @cached_property
+    @ComputedOnce
     def _row_regrets(self) -> tuple[float | None, ...]:
         chosen = next((column for column in self._pool.columns if column.config == self.choice), None)
         if chosen is None:

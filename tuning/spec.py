@@ -18,10 +18,10 @@ import dataclasses
 import enum
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any, Literal, get_args
+from functools import lru_cache
+from typing import Any, Generic, Literal, TypeVar, get_args, overload
 
 __all__ = [
     "CONFIG_DEFAULTS",
@@ -45,6 +45,35 @@ __all__ = [
     "natural_order",
     "replaces",
 ]
+
+_T = TypeVar("_T")
+
+
+class ComputedOnce(Generic[_T]):
+    """A property that is computed at its first use and kept in the object.
+
+    In place of ``functools.cached_property``, which up to Python 3.11 has one lock for all objects of a class: a child
+    that is forked while another thread computes one would wait for that thread for ever. Here two threads may compute
+    the same value, and either is kept.
+    """
+
+    def __init__(self, compute: Callable[[Any], _T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> ComputedOnce[_T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any]) -> _T: ...
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
+
 
 Json = Any
 """A value made of None, bool, int, str, list and dict with string keys."""
@@ -226,7 +255,7 @@ class Key:
             data["call_order"] = list(self.call_order)
         return data
 
-    @cached_property
+    @ComputedOnce
     def text(self) -> str:
         """Canonical text: equal for equal keys, whatever the order of declaration."""
         return canonical_json(
@@ -236,7 +265,7 @@ class Key:
             }
         )
 
-    @cached_property
+    @ComputedOnce
     def values_text(self) -> str:
         """Canonical text of the values alone, for entries that know no argument names for their dtypes."""
         return canonical_json(sorted([name, text] for name, text in self.values))
@@ -355,12 +384,12 @@ class LaunchConfig:
             data["extra"] = {name: json.loads(text) for name, text in self.extra}
         return data
 
-    @cached_property
+    @ComputedOnce
     def text(self) -> str:
         """Canonical text: equal exactly for equal configs."""
         return canonical_json(self.to_json())
 
-    @cached_property
+    @ComputedOnce
     def order(self) -> tuple[object, ...]:
         """Canonical order among configs: parameters by name, integers by number, then the launch fields."""
         return (
@@ -425,7 +454,7 @@ class Choice:
     arch: str
     detail: str = ""
 
-    @cached_property
+    @ComputedOnce
     def launch_config(self) -> LaunchConfig:
         """The config as plain data."""
         return LaunchConfig.of(self.config)
@@ -442,7 +471,7 @@ class Choice:
     def __hash__(self) -> int:
         return hash(self._identity)
 
-    @cached_property
+    @ComputedOnce
     def _identity(self) -> tuple[object, ...]:
         return (self.kernel, self.key.text, self.launch_config.text, self.source, self.origin, self.arch, self.detail)
 
