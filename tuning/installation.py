@@ -169,6 +169,7 @@ class _Session:
         self._missed: set[str] = set()
         self._kept: set[tuple[str, ...]] = set()
         self._unwritten: list[TuningRecord] = []
+        self._ended = False
         # Where ranks may differ: by kernel, arch and key, what was chosen, and what it may be varied within.
         self.free: dict[tuple[str, str, str], tuple[Choice, Freedom]] = {}
         self._compiler = ""
@@ -400,10 +401,15 @@ class _Session:
             )
 
     def recorded(self, record: TuningRecord) -> None:
-        """Journal a record."""
+        """Journal a record; one that was timed while the policy was taken away is dropped, and that is said."""
         if self.writer is None:
             return
         with self.lock:
+            if self._ended:
+                # The launch that was timed is somebody's who has done nothing wrong: no error for it.
+                text = "timed while its policy was removed: it is not journaled"
+                logger.warning("%s [%s]: %s", record.kernel.qualified_name, record.key, text)
+                return
             # Kept until it is written: a disk that is full now may have room at the next key, or at the end.
             self._unwritten.append(record)
             self.flush()
@@ -423,6 +429,20 @@ class _Session:
             while self._unwritten:
                 _write_or_drop(self.writer.write, self._unwritten[0])
                 del self._unwritten[0]
+
+    def end(self) -> None:
+        """Write what could not be written before, and close the journal whether or not that can be.
+
+        Raises:
+            JournalError: it cannot.
+        """
+        with self.lock:
+            self._ended = True
+            if self.writer is not None:
+                try:
+                    self.flush()
+                finally:
+                    self.writer.close()
 
     def benchmarked(self, kernel: str) -> None:
         """Count one benchmark."""
@@ -583,9 +603,7 @@ class Installation:
             return
         with contextlib.ExitStack() as steps:  # what one of them cannot write is no reason not to write the rest
             steps.callback(self._write_manifest)
-            if self._session.writer is not None:
-                steps.callback(self._session.writer.close)
-                self._session.flush()
+            steps.callback(self._session.end)
 
     def _write_manifest(self) -> None:
         path = self._manifest_path

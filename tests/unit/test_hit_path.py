@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 import types
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from stub_kernels import FakeTensor, StubKernel, autotuner, configs, launch
 
 import tuning
 from tuning import AutotunePolicy
+from tuning.journal import find_journals, read_journal
 
 pytestmark = pytest.mark.stub
 
@@ -101,7 +103,7 @@ def test_the_only_attribute_written_on_a_hit_is_best_config():
     assert written == ["best_config"]
 
 
-def test_sixteen_threads_fifty_keys_mixed_modes_and_reinstalls():
+def test_sixteen_threads_fifty_keys_mixed_modes_and_reinstalls(tmp_path):
     """Every launch runs a candidate, a pinned one runs the pin, and nothing is lost or left behind."""
     # All of it with one Triton; with the others, on which this runs too, enough to meet what differs in them.
     keys, launches = 50, 10_000 if triton.__version__.startswith("3.6.") else 1500
@@ -113,6 +115,7 @@ def test_sixteen_threads_fifty_keys_mixed_modes_and_reinstalls():
         pinned(),
         pinned(block_sizes={"BLOCK": 64}),
         AutotunePolicy(modules=("stub_kernels",)),
+        AutotunePolicy(mode="record", modules=("stub_kernels",), record_path=str(tmp_path / "run")),
         pinned(config_invariant=("stub_kernels.kernel",)),
     ]
 
@@ -148,6 +151,9 @@ def test_sixteen_threads_fifty_keys_mixed_modes_and_reinstalls():
     stop.set()
     switcher.join()
     assert failures == []
+    for path in find_journals([tmp_path]):  # each is whole, and has no key of one autotuner more often than there are
+        timed = Counter(record.key.text for record in read_journal(path).records if record.timings)
+        assert max(timed.values(), default=0) <= len(tuners)
     assert sum(len(stub.launches) for stub in stubs) >= 16 * launches
     with tuning.install(pinned()):
         for stub, tuner in zip(stubs, tuners, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -735,6 +736,27 @@ def test_an_install_that_is_refused_late_leaves_no_journal(tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_recording_policy_that_is_replaced_or_removed_while_a_launch_is_timed_costs_it_its_record_alone(
+    tmp_path, caplog, replace
+):
+    class Switching(Bench):
+        def __call__(self, call, quantiles):
+            if not self.calls:
+                switch = (lambda: tuning.install(pinned())) if replace else tuning.uninstall
+                thread = threading.Thread(target=switch)
+                thread.start()
+                thread.join()
+            return super().__call__(call, quantiles)
+
+    tuner = autotuner(configs(16, 32), bench=Switching())
+    first = tuning.install(AutotunePolicy(mode="record", modules=SCOPE, record_path=str(tmp_path / "r")))
+    assert run(tuner).startswith("launched")
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == [f"{KERNEL} [n=8 x:float32 y:float32]: timed while its policy was removed: it is not journaled"]
+    assert read_journal(first.journal_path).records == ()
+
+
 def test_a_record_that_could_not_be_written_is_written_with_the_next(tmp_path, monkeypatch):
     import errno
 
@@ -807,6 +829,36 @@ def test_a_forked_child_leaves_the_manifest_to_its_parent_and_gets_locks_of_its_
             _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0
     assert path.is_file()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_children_forked_while_threads_meet_new_keys_meet_new_keys_too():
+    tuners = [autotuner(configs(16, 32)) for _ in range(2)]
+    stop = threading.Event()
+
+    def work(seed: int) -> None:
+        n = seed
+        while not stop.is_set():
+            run(tuners[n % 2], n)
+            n += 3
+
+    hung = 0
+    with tuning.install(pinned()):
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(10)  # ends it where it hangs
+                for n in range(5):
+                    run(tuners[n % 2], -1 - n)
+                os._exit(0)
+            hung += os.waitpid(child, 0)[1] != 0
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert hung == 0
 
 
 def test_nearest_looks_at_other_keys_then_at_other_archs_and_keeps_their_files(tmp_path, caplog):
