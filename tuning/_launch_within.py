@@ -2,8 +2,8 @@
 
 **When.** At the first launch of a form for which a table has evidence. Before anything is timed, each candidate of the
 class is run once on copies of the launch's arguments, and compared with the chosen one: the evidence is tried again at
-every start, on real data, and a difference is an error. Then, at the first form of a key, Triton times those that ran,
-on copies too, so that an argument that is read and written is not written a hundred times.
+every start, on real data, and a difference is an error. Then, once for a key, Triton times those that ran, on
+copies too, so that an argument that is read and written is not written a hundred times.
 
 **Which.** The evidence is bound to the form of a launch (:mod:`tuning._launch_arguments`), which is more than the key.
 So a key whose config may vary is looked up by form at every launch, off the path of a pinned hit, which does not

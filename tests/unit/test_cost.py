@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,27 @@ def test_the_gate(gate: CostGate, problems: list[str]) -> None:
     assert gate.problems(join_ranges(side_of("a", x=1, y=5, z=3), side_of("b", x=2, y=9, z=2.5))) == problems
 
 
+def test_a_range_that_one_side_lacks_is_a_problem_unless_it_is_allowed() -> None:
+    table = join_ranges(side_of("a", step=1, fwd=0.5, gone=2), side_of("b", step=1, fwd=0.5, fill=50))
+    lines = ["fill: b alone has it, 50.000 ms", "gone: a alone has it, 2.000 ms"]
+    assert CostGate(ratio=1.01, lost=0.1).problems(table) == lines
+    assert (
+        CostGate(ratio=1.01, ignore_below=3).problems(join_ranges(side_of("a", x=9, gone=2), side_of("b", x=9))) == []
+    )
+    assert CostGate(ratio=1.01, one_sided=("fill", "gone")).problems(table) == []
+    assert CostGate(ratio=1.01, ranges=("step",)).problems(table) == []
+    renamed = join_ranges(side_of("a", step=1), side_of("b", steps=5))
+    assert len(CostGate(ratio=1.01).problems(renamed)) == 2
+
+
+@pytest.mark.parametrize(
+    "limits", [{}, {"ignore_below": 1.0}, {"ratio": math.nan}, {"lost": -1.0}, {"lost": 1.0, "ignore_below": math.inf}]
+)
+def test_a_gate_without_a_limit_is_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(CostError, match="gate: "):
+        CostGate(**limits)  # type: ignore[arg-type]
+
+
 def test_a_gate_that_would_judge_nothing_is_an_error() -> None:
     table = join_ranges(side_of("a", x=1, gone=1), side_of("b", x=2))
     for name, why in (("gone", "one side alone has it"), ("other", "neither has it")):
@@ -231,6 +253,40 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
     assert read_ranges(tmp_path / "d" / "t.csv") == times
     with pytest.raises(CostError, match="expected a place to write to"):
         write_ranges(tmp_path / "d" / "t.csv" / "below.csv", times)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\nb",
+        "a\rb",
+        "a\r\nb",
+        "a\x0cb",
+        "\x1c",
+        "\x85z",
+        "a\u2028b",
+        "\0",
+        " a ",
+        "#x",
+        "",
+        'a,"b',
+        '"',
+        "-",
+        "\ufeff",
+    ],
+)
+def test_whatever_a_range_is_named_it_is_read_back(name: str, tmp_path: Path) -> None:
+    times = side_of("s\n", **{name: 1.0, "other": 2.0})
+    write_ranges(tmp_path / "t.csv", times)
+    assert read_ranges(tmp_path / "t.csv") == times
+    nsys = PROJECTION + '"mine' + name.replace('"', '""') + '",PushPop,1000000,1000000,4,1.0,1.0\n'
+    (tmp_path / "proj.csv").write_bytes(nsys.encode())
+    assert f"mine{name}" in read_ranges(tmp_path / "proj.csv").ranges
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CostError, match="half of a surrogate pair"):
+        write_ranges(tmp_path / "t.csv", side_of("s", **{"\ud800": 1.0}))
 
 
 HEAD = (
@@ -256,6 +312,7 @@ HEAD = (
         (HEAD + "x,1,,,,1,,1\n", 3, "in column host_ms_p10"),
         (HEAD + "x,1,,,,-1,1,1\n", 3, "in column host_ms"),
         (HEAD + "x,1,nan,1,1,1,1,1\n", 3, "in column device_ms"),
+        (HEAD + 'x,1,,,,1,1,"1\n', 3, "CSV"),
         (HEAD + "x,1,,,,,,\n", 3, "a time of the device or of the host"),
         ("Range,Total Time (ns),Instances\n", 2, "at least one range"),
         ("Range,Total Time (ns),Instances\nx,1\n", 2, "3 cells"),
@@ -334,6 +391,10 @@ def test_the_command_prints_the_table_and_is_a_gate(tmp_path: Path, capsys: pyte
     found = json.loads(capsys.readouterr().out)
     assert found["problems"] == ["attention: 0.500 ms lost, allowed 0.4 ms"]
     assert [row["range"] for row in found["rows"]] == ["mixer", "attention"]
+    write_ranges(after, side_of("deterministic", mixer=1, attention=5, fill=50))
+    assert main(["cost", before, after, "--max-slowdown", "4"]) == 1
+    assert "fill: deterministic alone has it, 50.000 ms" in capsys.readouterr().out
+    assert main(["cost", before, after, "--max-slowdown", "4", "--one-sided", "fill"]) == 0
     assert main(["cost", before, after, "--range", "mixer"]) == 2
     assert main(["cost", before, str(tmp_path / "none.csv")]) == 1
     with pytest.raises(SystemExit, match="2"):

@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore-below", type=_number, default=0.0, metavar="MS", help="do not judge ranges shorter than this"
     )
+    parser.add_argument(
+        "--one-sided", action="append", default=[], metavar="NAME", help="let one side lack this range; may be repeated"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the table as CSV, too")
     add_json(parser)
 
@@ -60,6 +63,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             lost=options.max_lost,
             ranges=tuple(options.range),
             ignore_below=options.ignore_below,
+            one_sided=tuple(options.one_sided),
         )
         problems = gate.problems(table)
     if options.output is not None:

@@ -15,7 +15,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,14 +92,27 @@ class CostGate:
     Attributes:
         ratio: how many times as long the second side may take; None: as long as it likes.
         lost: how many ms of each step it may take longer; None: as many as it likes.
-        ranges: the ranges that are judged; none: all that both sides have.
+        ranges: the ranges that are judged; none: all, and one that only one side has is a problem.
         ignore_below: ranges shorter than this, in ms on both sides, are not judged unless they are named.
+        one_sided: ranges that one side may lack.
+
+    Raises:
+        CostError: there is no limit to judge by, or one is no number of at least 0.
     """
 
     ratio: float | None = None
     lost: float | None = None
     ranges: tuple[str, ...] = ()
     ignore_below: float = 0.0
+    one_sided: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.ratio is None and self.lost is None:
+            raise CostError("gate: expected a ratio or ms lost to judge ranges by, found neither")
+        for name in ("ratio", "lost", "ignore_below"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 <= limit < math.inf:
+                raise CostError(f"gate: {name}: expected a number of at least 0, found {limit}")
 
     def problems(self, table: CostTable) -> list[str]:
         """What the table holds beyond the gate, one sentence each.
@@ -112,13 +125,21 @@ class CostGate:
             if by_name.get(name) is None or by_name[name].lost is None:
                 have = "one side alone has it" if name in by_name else "neither has it"
                 raise CostError(f"gate: range {name!r}: expected on both sides, found that {have}")
+        missing = [
+            f"{row.name}: {table.sides[row.before is None]} alone has it, {row.before or row.after or 0:.3f} ms"
+            for row in table.rows
+            if row.lost is None
+            and not self.ranges
+            and row.name not in self.one_sided
+            and max(row.before or 0, row.after or 0) >= self.ignore_below
+        ]
         judged = [
             row
             for row in table.rows
             if row.lost is not None
             and (row.name in self.ranges if self.ranges else max(row.before or 0, row.after or 0) >= self.ignore_below)
         ]
-        if not judged:
+        if not judged and not missing:
             raise CostError("gate: expected a range on both sides to judge, found none")
         found = []
         for row in judged:
@@ -128,7 +149,7 @@ class CostGate:
                 found.append(f"{row.name}: {text}, allowed {self.ratio:g} times")
             elif self.lost is not None and lost is not None and lost > self.lost:
                 found.append(f"{row.name}: {lost:.3f} ms lost, allowed {self.lost:g} ms")
-        return found
+        return found + missing
 
 
 def _sorted(rows: Sequence[CostRow]) -> tuple[CostRow, ...]:
@@ -177,11 +198,10 @@ def write_ranges(path: str | os.PathLike[str], times: RangeTimes) -> None:
     header |= {"device": times.device, "steps": times.steps}
     stream = io.StringIO()
     stream.write(f"# {json.dumps(header)}\n")
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+    stream.write(_line(_COLUMNS))
     for name, found in times.ranges.items():
         both = [number for side in (found.device, found.host) for number in (side or ("", "", ""))]
-        writer.writerow([name, f"{found.calls:g}", *(f"{n:.6f}" if n != "" else "" for n in both)])
+        stream.write(_line([name, f"{found.calls:g}", *(f"{n:.6f}" if n != "" else "" for n in both)]))
     _write(path, stream.getvalue())
 
 
@@ -192,12 +212,21 @@ def write_table(path: str | os.PathLike[str], table: CostTable) -> None:
         CostError: it cannot be written.
     """
     stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["range", f"{table.sides[0]} ms", f"{table.sides[1]} ms", "lost ms", "ratio"])
+    stream.write(_line(["range", f"{table.sides[0]} ms", f"{table.sides[1]} ms", "lost ms", "ratio"]))
     for row in table.rows:
         numbers = (row.before, row.after, row.lost, row.ratio)
-        writer.writerow([row.name, *("" if number is None else f"{number:.6f}" for number in numbers)])
+        stream.write(_line([row.name, *("" if number is None else f"{number:.6f}" for number in numbers)]))
     _write(path, stream.getvalue())
+
+
+def _line(cells: Sequence[str]) -> str:
+    """One line of CSV. A program may name a range as it likes: a control character is quoted, as a comma is."""
+
+    def quoted(cell: str) -> str:
+        plain = not cell or (cell.isprintable() and cell == cell.strip() and not set(cell) & set(',"#'))
+        return cell if plain else '"' + cell.replace('"', '""') + '"'
+
+    return ",".join(map(quoted, cells)) + "\n"
 
 
 def _write(path: str | os.PathLike[str], text: str) -> None:
@@ -205,6 +234,9 @@ def _write(path: str | os.PathLike[str], text: str) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text.encode())
+    except UnicodeEncodeError as error:
+        shown = ascii(text[error.start])
+        raise CostError(f"{file}: expected names that are text, found half of a surrogate pair ({shown})") from None
     except OSError as error:
         reason = error.strerror or error
         raise CostError(f"{file}: expected a place to write to, found: {reason}", file=str(file)) from None
@@ -218,14 +250,15 @@ def read_ranges(path: str | os.PathLike[str]) -> RangeTimes:
     """
     file = os.fspath(path)
     try:
-        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+        with open(file, encoding="utf-8-sig", newline="") as stream:
+            text = stream.read()
     except OSError as error:
         raise CostError(f"{file}: expected a CSV of ranges, found: {error.strerror}", file=file) from None
     except UnicodeDecodeError:
         raise CostError(f"{file}: expected a CSV of ranges, found bytes that are no UTF-8", file=file) from None
-    if lines and lines[0].startswith("#"):
-        return _read_own(file, lines)
-    return _read_nsys(file, lines)
+    if text.startswith("#"):
+        return _read_own(file, text)
+    return _read_nsys(file, text)
 
 
 def _wrong(file: str, line: int, expected: str, found: object) -> CostError:
@@ -244,30 +277,42 @@ def _number(file: str, line: int, column: str, text: str) -> float:
     return value
 
 
-def _read_own(file: str, lines: Sequence[str]) -> RangeTimes:
+def _rows(file: str, text: str, above: int) -> Iterator[tuple[int, list[str]]]:
+    """The rows of CSV below so many lines, each with the number of the line that it ends in."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        header = json.loads(lines[0][1:])
+        for row in reader:
+            yield above + reader.line_num, row
+    except csv.Error as error:
+        raise _wrong(file, above + reader.line_num, "CSV", str(error)) from None
+
+
+def _read_own(file: str, text: str) -> RangeTimes:
+    first, _, rest = text.partition("\n")
+    try:
+        header = json.loads(first[1:])
     except (ValueError, RecursionError):
         header = None
     fits = isinstance(header, dict) and {name: type(value) for name, value in header.items()} == _HEADER
     if not fits or header["format"] != _FORMAT or header["version"] != _VERSION or header["steps"] < 1:
-        raise _wrong(file, 1, f"the header of {_FORMAT}, version {_VERSION}", lines[0])
-    rows = list(csv.reader(lines[1:]))
-    if not rows or tuple(rows[0]) != _COLUMNS:
-        raise _wrong(file, 2, f"the columns {','.join(_COLUMNS)}", ",".join(rows[0]) if rows else "nothing")
+        raise _wrong(file, 1, f"the header of {_FORMAT}, version {_VERSION}", first.rstrip("\r"))
+    rows = _rows(file, rest, 1)
+    _, columns = next(rows, (2, []))
+    if tuple(columns) != _COLUMNS:
+        raise _wrong(file, 2, f"the columns {','.join(_COLUMNS)}", ",".join(columns) or "nothing")
     ranges: dict[str, RangeTime] = {}
-    for line, row in enumerate(rows[1:], start=3):
+    for line, row in rows:
         if len(row) != len(_COLUMNS):
             raise _wrong(file, line, f"{len(_COLUMNS)} cells", len(row))
         if row[0] in ranges:
             raise _wrong(file, line, "each range once", repr(row[0]))
         clocks: list[tuple[float, float, float] | None] = []
-        for first in (2, 5):
-            cells = row[first : first + 3]
+        for place in (2, 5):
+            cells = row[place : place + 3]
             if cells == ["", "", ""]:
                 clocks.append(None)
                 continue
-            median, low, high = (_number(file, line, _COLUMNS[first + i], cell) for i, cell in enumerate(cells))
+            median, low, high = (_number(file, line, _COLUMNS[place + i], cell) for i, cell in enumerate(cells))
             clocks.append((median, low, high))
         if clocks == [None, None]:
             raise _wrong(file, line, "a time of the device or of the host", "neither")
@@ -275,23 +320,31 @@ def _read_own(file: str, lines: Sequence[str]) -> RangeTimes:
     return RangeTimes(header["side"], header["source"], header["device"], header["steps"], ranges)
 
 
+def _header(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), []) if "Range" in line else []
+    except csv.Error:
+        return []
+
+
 _NSYS = (("Total Proj Time (ns)", "Range Instances", True), ("Total Time (ns)", "Instances", False))
 
 
-def _read_nsys(file: str, lines: Sequence[str]) -> RangeTimes:
+def _read_nsys(file: str, text: str) -> RangeTimes:
     # nsys may print what it is processing before the table.
-    headers = [next(csv.reader([text]), []) for text in lines]
+    lines = text.split("\n")
+    headers = [_header(line.rstrip("\r")) for line in lines]
     fitting = [
         (line, kind) for line, header in enumerate(headers) for kind in _NSYS if {"Range", *kind[:2]} <= set(header)
     ]
     if not fitting:
         expected = "a header of triton-tuning ranges, or the columns Range and " + " or ".join(k[0] for k in _NSYS)
-        raise _wrong(file, 1, expected, lines[0] if lines else "an empty file")
+        raise _wrong(file, 1, expected, lines[0] or "an empty file")
     start, kind = fitting[0]
     columns = headers[start]
     total, instances, on_device = kind
     sums: dict[str, tuple[float, float]] = {}
-    for line, row in enumerate(csv.reader(lines[start + 1 :]), start=start + 2):
+    for line, row in _rows(file, "\n".join(lines[start + 1 :]), start + 1):
         if not row:
             continue
         if len(row) != len(columns):
