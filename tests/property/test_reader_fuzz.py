@@ -1,4 +1,4 @@
-"""Whatever bytes a journal, a table, a manifest, a policy file or a file of metrics holds: read, or refused by a typed error with a place.
+"""Whatever bytes a file of ours holds, from journal to probe: read, or refused by a typed error with a place.
 
 Each reader sees at least 20,000 damaged files in a run: Hypothesis draws seeds, and each seed is a batch of damages to
 a sound file, which costs a hundredth of an example for each. What a reader takes has to be fit for use. Other systems'
@@ -25,6 +25,16 @@ import tuning
 from tuning._journal_frames import pack_frame
 from tuning.bitexact.metrics import MetricRecorder, compare_metrics
 from tuning.bitexact.metrics_file import read_metrics, write_metrics
+from tuning.bitexact.probe import (
+    CandidateProbe,
+    Distance,
+    InputProbe,
+    KeyProbe,
+    Probe,
+    compare_probes,
+    read_probe,
+    write_probe,
+)
 from tuning.errors import JournalError, MetricStandardError, PolicyError, TableError
 from tuning.journal import JournalWriter, read_journal
 from tuning.manifest import Launch, build_manifest, manifest_bytes, manifest_from_bytes
@@ -123,6 +133,26 @@ def read_as_metrics(path: Path, data: bytes) -> None:
     assert read_metrics(path) == found
 
 
+def sound_probe() -> bytes:
+    key = Key.of({"n": 128, "causal": True}, {"x": "bfloat16"}, ("x",))
+    candidates = tuple(CandidateProbe(config(block), number) for number, block in enumerate((32, 64)))
+    candidates += (CandidateProbe(config(128), None, racy=True), CandidateProbe(config(256), None, failure="too large"))
+    inputs = (InputProbe("captured", "x=01", True, ("o=1", "o=2")), InputProbe("random 0", "x=02", False))
+    row = KeyProbe("pkg.k", "0123", key, "f" * 16, "sm90", "c", "kernel", "", candidates, inputs)
+    row = replace(row, distances=(Distance((0, 1), 3.0, "captured: o"),), written=("o",), atomics=True)
+    return json.dumps(Probe("sm90", "device", 132, "c", [row, replace(row, form="0" * 16)]).to_json()).encode()
+
+
+def read_as_probe(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    found = read_probe(path)
+    write_probe(path, found)
+    assert read_probe(path) == found
+    assert all(each.verdict for each in found.keys)
+    assert len(compare_probes(found.keys, found.keys)) == len(found.keys)
+    assert found.contradicted(found.config_invariant) == ()
+
+
 def outcome(read: Callable[[Path, bytes], None], path: Path, data: bytes) -> bool:
     """Whether it is read. Any error but a typed one of a line that names the file fails the test."""
     try:
@@ -194,6 +224,7 @@ def test_the_sound_files_are_read(place: Path, sound_journal: bytes, sound_metri
     assert outcome(read_as_journal, place, sound_journal)
     assert outcome(read_as_table, place, sound_table())
     assert outcome(read_as_manifest, place, sound_manifest())
+    assert outcome(read_as_probe, place, sound_probe())
     assert outcome(read_as_policy, place, POLICY)
 
 
@@ -216,6 +247,12 @@ def test_damaged_tables(seed: int, place: Path) -> None:
 @settings(max_examples=SEEDS)
 def test_damaged_manifests(seed: int, place: Path) -> None:
     batch(read_as_manifest, place, sound_manifest(), seed, damaged)
+
+
+@seeds
+@settings(max_examples=SEEDS)
+def test_damaged_probes(seed: int, place: Path) -> None:
+    batch(read_as_probe, place, sound_probe(), seed, damaged)
 
 
 @seeds
@@ -253,7 +290,10 @@ def hostile() -> Iterator[bytes]:
     yield pack_frame(b"\xdb\xff\xff\xff\xff")
 
 
-@pytest.mark.parametrize("read", [read_as_journal, read_as_table, read_as_manifest, read_as_policy, read_as_metrics])
+@pytest.mark.parametrize(
+    "read",
+    [read_as_journal, read_as_table, read_as_manifest, read_as_probe, read_as_policy, read_as_metrics],
+)
 def test_hostile_files_take_bounded_time_and_memory(read: Any, place: Path) -> None:
     if read is read_as_policy:
         pytest.importorskip("yaml")

@@ -394,6 +394,27 @@ def test_a_probe_reads_back(tmp_path):
     probe = Probe("sm90", "device", 132, "c", [key_probe([[config(1)], [config(2)]])])
     write_probe(tmp_path / "p.json", probe)
     assert read_probe(tmp_path / "p.json") == probe
+    write_probe(tmp_path / "p.json", replace(probe, incomplete="KeyError: 'x'"))
+    assert read_probe(tmp_path / "p.json").incomplete == "KeyError: 'x'"
+
+
+def test_what_would_hang_or_is_too_long_or_says_a_thing_twice_is_refused(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    write_probe(tmp_path / "p.json", Probe("sm90", "device", 132, "c", [key_probe([[config(1)], [config(2)]])]))
+    text = (tmp_path / "p.json").read_text()
+    (tmp_path / "twice.json").write_text(text.replace('"arch": "sm90"', '"arch": "sm80", "arch": "sm90"', 1))
+    (tmp_path / "nan.json").write_text(text.replace('"multiprocessors": 132', '"multiprocessors": NaN'))
+    for name, reason in (
+        ("pipe", "expected a regular file"),
+        ("", "found a folder"),
+        ("twice.json", "a member that stands twice"),
+        ("nan.json", "NaN, which is no number"),
+    ):
+        with pytest.raises(TableError, match=reason):
+            read_probe(tmp_path / name)
+    monkeypatch.setattr("tuning.bitexact.probe._MAX_BYTES", 100)
+    with pytest.raises(TableError, match="at most 100 bytes"):
+        read_probe(tmp_path / "p.json")
 
 
 @pytest.mark.parametrize(
@@ -402,6 +423,13 @@ def test_a_probe_reads_back(tmp_path):
         (lambda data: data.update(format="table"), "$.format"),
         (lambda data: data.update(schema_version=2), "$.schema_version"),
         (lambda data: data.update(arch=None), "$.arch"),
+        (lambda data: data.update(incomplete=1), "$.incomplete"),
+        (lambda data: data.update(more=1), "$"),
+        (lambda data: data["keys"][0].update(kernel=5), "$.keys[0]"),
+        (lambda data: data["keys"][0].update(judged_by="me"), "$.keys[0]"),
+        (lambda data: data["keys"][0]["candidates"][0].update({"class": 7}), "$.keys[0]"),
+        (lambda data: data["keys"][0]["inputs"][0].update(outputs=[]), "$.keys[0]"),
+        (lambda data: data["keys"][0].update(distances=[{"classes": [0, 5], "ulps": 1.0, "where": ""}]), "$.keys[0]"),
         (lambda data: data["keys"][0].pop("form"), "$.keys[0]"),
         (lambda data: data["keys"][0].update(more=1), "$.keys[0]"),
         (lambda data: data["keys"][0]["candidates"][0].update(config={}), "$.keys[0]"),
@@ -503,14 +531,17 @@ def test_the_command_probes_a_program_and_compares(tmp_path, found):
         replace(each, candidates=tuple(replace(one, group=0) for one in each.candidates), inputs=each.inputs[:1])
         for each in probe.keys[:1]
     ]
-    claims = replace(merged[0], inputs=(replace(merged[0].inputs[0], outputs=merged[0].inputs[0].outputs[:1]),))
+    inputs = (replace(merged[0].inputs[0], outputs=merged[0].inputs[0].outputs[:1]),)
+    claims = replace(merged[0], inputs=inputs, distances=())
     write_probe(tmp_path / "claims.json", Probe(probe.arch, "", 0, probe.compiler, [claims]))
     contradicted = command(
         tmp_path, "--against", "claims.json", "--out", "b.json", *flags, "--", "script.py", str(TESTS)
     )
     assert contradicted.returncode == 1
     assert "bit classes are contradicted: probe_kernels.total" in contradicted.stderr
-    assert not (tmp_path / "b.json").exists()
+    broken_off = read_probe(tmp_path / "b.json")
+    assert broken_off.incomplete.startswith("DeterminismError: bit classes are contradicted")
+    assert [each.kernel for each in broken_off.keys] == ["probe_kernels.total"]
 
     same = command(tmp_path, "--compare", "a.json", "a.json")
     assert same.returncode == 0, same.stderr
@@ -518,6 +549,66 @@ def test_the_command_probes_a_program_and_compares(tmp_path, found):
     differs = command(tmp_path, "--compare", "a.json", "claims.json")
     assert differs.returncode == 1
     assert "0 of 1 key agree" in differs.stdout
+    write_probe(tmp_path / "none.json", replace(probe, keys=[]))
+    nothing = command(tmp_path, "--compare", "a.json", "none.json")
+    assert nothing.returncode == 1
+    assert "nothing was compared" in nothing.stdout
+
+    other = [replace(each, compiler="another") for each in probe.keys]
+    write_probe(tmp_path / "other.json", replace(probe, compiler="another", keys=other))
+    unheld = command(tmp_path, "--against", "other.json", "--out", "c.json", *flags[:2], "--", "script.py", str(TESTS))
+    assert unheld.returncode == 1
+    text = " ".join(unheld.stdout.split())
+    assert f"0 of 3 keys could be held against other.json: it is of another, this is {probe.compiler}" in text
+    held = command(tmp_path, "--against", "a.json", "--out", "c.json", *flags[:2], "--", "script.py", str(TESTS))
+    assert held.returncode == 0, held.stderr
+    assert "2 of 3 keys could be held against a.json" in held.stdout
+
+
+def test_what_a_program_that_ends_early_showed_is_written(tmp_path, found):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "beside.py").write_text("WORD = 'a sibling of the script is imported'\n")
+    (tmp_path / "sub" / "exits.py").write_text(f"import beside\nprint(beside.WORD)\n{SCRIPT}\nsys.exit(0)\n")
+    (tmp_path / "sub" / "raises.py").write_text(SCRIPT + "\nraise KeyError('planted')\n")
+    (tmp_path / "sub" / "fails.py").write_text(SCRIPT + "\nsys.exit(3)\n")
+    (tmp_path / "sub" / "nothing.py").write_text("")
+    flags = ("--inputs", "1", "--triton-autotune-modules", "probe_kernels")
+
+    def run(name: str, *more: str) -> tuple[subprocess.CompletedProcess[str], Probe]:
+        done = command(tmp_path, "--out", f"{name}.json", *flags, *more, "--", f"sub/{name}.py", str(TESTS))
+        return done, read_probe(tmp_path / f"{name}.json")
+
+    done, probe = run("exits", "--step", "step")
+    assert done.returncode == 0, done.stderr
+    assert "a sibling of the script is imported" in done.stderr
+    assert (probe.incomplete, [each.judged_by for each in probe.keys]) == ("", ["kernel", "kernel", "caller"])
+    for name, reason in (("raises", "KeyError: 'planted'"), ("fails", "ended with exit code 3")):
+        done, probe = run(name)
+        assert done.returncode == 1
+        assert len(probe.keys) == 3
+        assert reason in probe.incomplete
+    done, probe = run("raises", "--step", "no_such_step")
+    assert probe.incomplete
+    done, probe = run("nothing")
+    assert done.returncode == 1
+    assert "expected sub/nothing.py to launch an autotuner in scope" in done.stderr
+    assert probe.incomplete
+    assert not probe.keys
+
+
+@pytest.mark.parametrize("flag", ["--out", "--classes"])
+def test_a_place_that_cannot_be_written_is_found_before_the_run(tmp_path, flag, capsys, monkeypatch):
+    from tuning.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("raise KeyError('it ran')\n")
+    (tmp_path / "file").write_text("")
+    places = {"--out": "out.json", "--classes": "tables", flag: "file/below"}
+    arguments = [word for pair in places.items() for word in pair]
+    assert main(["probe", *arguments, "--", "script.py"]) == 2
+    assert f"{flag} file/below: expected a place that can be written" in capsys.readouterr().err
+    assert main(["probe", "--out", str(tmp_path), "--", "script.py"]) == 2
+    assert "not a regular file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ every candidate on several inputs. Candidates that leave the same bytes are one 
 no proof. Kernels whose ``best_config`` is read are judged by ``--step NAME``: a function of the script that takes the
 number of an input, runs a step and returns its tensors by name. ``--compare A B`` sets two such files side by side.
 
-The exit code is 1 where a kernel of ``config_invariant`` shows a difference, where ``--against`` is contradicted, or
-where compared files differ.
+The exit code is 1 where a kernel of ``config_invariant`` shows a difference, where ``--against`` is contradicted or
+nothing could be held against it, where nothing was probed, or where compared files differ or have nothing in common.
+Whatever ends the program early, what was found until then is written, marked ``incomplete``.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import argparse
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .._console import Console, UsageError
 from .._words import counted
-from ..errors import TuningError
+from ..errors import DeterminismError, TuningError
 from ._common import add_json, imports_elsewhere
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ def _positive(text: str) -> int:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Do it and return the exit code: 1 where something is contradicted or differs."""
     from ..arguments import policy_from_args
+    from ..bitexact.probe import comparable, read_probe
 
     if options.compare:
         return _compare(options.compare, console, json=options.json)
@@ -76,48 +80,123 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if policy.mode not in (None, "pinned"):
         raise UsageError(f"probe: expected mode pinned, found {policy.mode!r}: nothing is to be timed beside a replay")
     policy = replace(policy, mode="pinned")
-    found, left_out = _probe(options, policy, argv)
+    _check_places(options)
+    against = read_probe(options.against) if options.against else None
+    found, left_out = _probe(options, policy, argv, against)
     contradicted = found.contradicted(policy.config_invariant)
+    held = None if against is None else comparable(against.keys, found.keys)
+    code = int(bool(contradicted) or held == 0)
     if options.json:
         document = {"version": 1, "probe": found.to_json(), "config_invariant": list(found.config_invariant)}
-        console.json({**document, "contradicted": list(contradicted), "without_classes": list(left_out)})
-        return int(bool(contradicted))
+        document |= {"contradicted": list(contradicted), "without_classes": list(left_out)}
+        console.json(document if held is None else {**document, "held_against": held})
+        return code
     _show(found, policy, contradicted, left_out, console)
+    if against is not None:
+        console.text(_held(held or 0, found, against, options.against), hanging=2, style="" if held else "bold red")
     console.line(f"wrote {options.out}")
-    return int(bool(contradicted))
+    return code
 
 
-def _probe(options: argparse.Namespace, policy: AutotunePolicy, argv: Sequence[str]) -> tuple[Probe, tuple[str, ...]]:
+def _held(held: int, found: Probe, against: Probe, file: str) -> str:
+    text = f"{held} of {counted(len(found.keys), 'key')} could be held against {file}"
+    if against.compiler != found.compiler:
+        text += f": it is of {against.compiler}, this is {found.compiler}"
+    elif against.arch != found.arch:
+        text += f": it is of {against.arch}, this is {found.arch}"
+    return text
+
+
+def _check_places(options: argparse.Namespace) -> None:
+    """Whether what will be found can be written, before a run that may take hours."""
+    out = os.path.realpath(options.out)
+    folder = os.path.realpath(options.classes) if options.classes else ""
+    while folder and not os.path.lexists(folder):
+        folder = os.path.dirname(folder)  # it is made, with all above it
+    _check_place("--out", options.out, os.path.dirname(out), "not a regular file" if _is_no_file(out) else "")
+    if folder:
+        _check_place("--classes", options.classes, folder)
+
+
+def _is_no_file(path: str) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def _check_place(flag: str, given: str, folder: str, reason: str = "") -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise UsageError(f"probe: {flag} {given}: expected a place that can be written, found: {reason}")
+
+
+def _probe(
+    options: argparse.Namespace, policy: AutotunePolicy, argv: Sequence[str], against: Probe | None
+) -> tuple[Probe, tuple[str, ...]]:
     from .. import installation
-    from ..bitexact.probe import probe_launches, probe_steps, read_probe, write_classes, write_probe
+    from ..bitexact.probe import Probe, write_classes, write_probe
 
-    against = read_probe(options.against) if options.against else None
     left_out: tuple[str, ...] = ()
-    with imports_elsewhere(), installation.install(policy, deterministic=options.deterministic_mode) as installed:
-        scope = policy.in_scope
-        limits = {"inputs": options.inputs, "repeats": options.repeats}
-        with probe_launches(scope, against=against, **limits) as found:
-            names = _run(argv, module=bool(options.module))
+    found = Probe()
+    try:
+        with imports_elsewhere(), installation.install(policy, deterministic=options.deterministic_mode) as installed:
+            try:
+                _fill(found, options, policy.in_scope, argv, against)
+            except BaseException as error:
+                found.incomplete = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+                raise
+            if options.classes:
+                environment = installed.manifest().environment
+                _, left_out = write_classes(
+                    options.classes,
+                    found.keys,
+                    installed.choices,
+                    device=found.device,
+                    multiprocessors=found.multiprocessors,
+                    triton=environment.triton,
+                    packages=dict(environment.packages),
+                )
+    finally:
+        write_probe(options.out, found)
+    return found, left_out
+
+
+def _fill(
+    probe: Probe,
+    options: argparse.Namespace,
+    in_scope: Callable[[str], bool],
+    argv: Sequence[str],
+    against: Probe | None,
+) -> None:
+    """Run the program, and its step if one is named, and put what they show into ``probe``."""
+    from ..bitexact.probe import contradictions, probe_launches, probe_steps
+
+    limits = {"inputs": options.inputs, "repeats": options.repeats}
+    with _started_like_a_program(argv, module=bool(options.module)):
+        with probe_launches(in_scope, against=against, **limits) as found:
+            try:
+                names = _run(argv, module=bool(options.module))
+            finally:
+                for each in fields(found):
+                    setattr(probe, each.name, getattr(found, each.name))
         if options.step:
             step = names.get(options.step)
             if not callable(step):
                 raise TuningError(
                     f"step: expected a function {options.step!r} in {argv[0]}, found {type(step).__name__}"
                 )
-            found.replace(probe_steps(_checked(step, options.step), scope, inputs=options.inputs))
-        if options.classes:
-            environment = installed.manifest().environment
-            _, left_out = write_classes(
-                options.classes,
-                found.keys,
-                installed.choices,
-                device=found.device,
-                multiprocessors=found.multiprocessors,
-                triton=environment.triton,
-                packages=dict(environment.packages),
-            )
-    write_probe(options.out, found)
-    return found, left_out
+            judged = probe_steps(_checked(step, options.step), in_scope, inputs=options.inputs)
+            probe.replace(judged)
+            lines = contradictions(against.keys, judged) if against is not None else ()
+            if lines:
+                raise DeterminismError(f"bit classes are contradicted: {'; '.join(lines)}. Probe anew")
+    if not probe.keys:
+        raise TuningError(
+            f"probe: expected {argv[0]} to launch an autotuner in scope with several candidates, found none: name its "
+            "package in --triton-autotune-modules"
+        )
 
 
 def _checked(step: Callable[[int], Any], name: str) -> Callable[[int], Mapping[str, Any]]:
@@ -131,26 +210,42 @@ def _checked(step: Callable[[int], Any], name: str) -> Callable[[int], Mapping[s
 
 
 @contextmanager
-def _arguments(argv: Sequence[str]) -> Iterator[None]:
+def _started_like_a_program(argv: Sequence[str], *, module: bool) -> Iterator[None]:
+    """Arguments, and what is imported from first, are those that Python gives a script or a module."""
     before = sys.argv
+    first = os.getcwd() if module else os.path.dirname(os.path.realpath(argv[0]))
     sys.argv = list(argv)
+    sys.path.insert(0, first)
     try:
         yield
     finally:
         sys.argv = before
+        if first in sys.path:
+            sys.path.remove(first)
 
 
 def _run(argv: Sequence[str], *, module: bool) -> Mapping[str, Any]:
     """Run a program to its end; its globals. What it raises passes through, but for a successful exit."""
-    with _arguments(argv):
-        try:
-            if module:
-                return runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
-            return runpy.run_path(argv[0], run_name="__main__")
-        except SystemExit as done:
-            if done.code not in (None, 0):
-                raise TuningError(f"probe: {argv[0]} ended with exit code {done.code}: nothing was written") from done
-            return {}
+    try:
+        if module:
+            return runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+        return runpy.run_path(argv[0], run_name="__main__")
+    except SystemExit as done:
+        if done.code not in (None, 0):
+            raise TuningError(
+                f"probe: {argv[0]} ended with exit code {done.code}: what was found is written, marked incomplete"
+            ) from done
+        return _globals_of_main(done.__traceback__)
+
+
+def _globals_of_main(traceback: TracebackType | None) -> Mapping[str, Any]:
+    """The globals of the program that was left by an exit: those of its outermost frame."""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            return frame.f_globals
+        traceback = traceback.tb_next
+    return {}
 
 
 def _show(
@@ -196,8 +291,14 @@ def _compare(files: Sequence[str], console: Console, *, json: bool) -> int:
     compared = sum(not pair.note for pair in pairs)
     if json:
         console.json({"version": 1, "compared": compared, "differ": differ, "keys": [pair.to_json() for pair in pairs]})
-        return int(differ > 0)
+        return int(differ > 0 or not compared)
     console.heading(f"{left.device or left.arch} and {right.device or right.arch}")
     console.table(("kernel", "comparison"), [(pair.kernel.rpartition(".")[2], str(pair)) for pair in pairs])
+    for file, probe in zip(files, (left, right), strict=True):
+        if probe.incomplete:
+            console.text(f"{file} is incomplete: {probe.incomplete}", hanging=2)
+    if not compared:
+        console.text("nothing was compared: no kernel, key and form of which both files claim something", hanging=2)
+        return 1
     console.line(f"{compared - differ} of {counted(compared, 'key')} agree")
     return int(differ > 0)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
+from typing import Literal, get_args
 
 from tuning.errors import TableError
 from tuning.spec import Json, Key, LaunchConfig
@@ -21,6 +21,7 @@ __all__ = [
     "InputProbe",
     "JudgedBy",
     "KeyProbe",
+    "comparable",
     "config_fields",
     "contradictions",
     "deciding_fields",
@@ -233,11 +234,11 @@ class KeyProbe:
                 tuple(data["in_place"]),
                 data["atomics"],
             )
-            if json.loads(json.dumps(found.to_json())) == data:
+            if _is_sound(found) and json.loads(json.dumps(found.to_json(), allow_nan=False)) == data:
                 return found
             shown = "a row that does not read back the same"
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            shown = f"{type(error).__name__}: {error}"
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+            shown = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         expected = "one key of a probe, as `probe --out` writes it"
         raise TableError(
             f"{file or 'probe'}: {where}: expected {expected}, found {shown}; probe again with this version",
@@ -246,6 +247,28 @@ class KeyProbe:
             expected=expected,
             found=shown,
         )
+
+
+def _is_sound(found: KeyProbe) -> bool:
+    """Whether every value is of its type, and the numbers of classes are those of the candidates."""
+    texts = [found.kernel, found.form, found.arch, found.compiler, found.reason, *found.written, *found.in_place]
+    texts += [each.failure for each in found.candidates] + [each.where for each in found.distances]
+    texts += [text for each in found.inputs for text in (each.name, each.digest, *each.outputs)]
+    flags = [found.atomics, *(each.racy for each in found.candidates), *(each.counted for each in found.inputs)]
+    groups = sorted({each.group for each in found.candidates if each.group is not None})
+    numbers = [found.repeats, *(number for each in found.distances for number in each.groups)]
+    numbers += [each.group for each in found.candidates if each.group is not None]
+    return (
+        all(type(text) is str for text in texts)
+        and all(type(flag) is bool for flag in flags)
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and type(found.source_hash) in (str, type(None))
+        and found.judged_by in get_args(JudgedBy)
+        and groups == list(range(len(groups)))
+        and all(len(each.groups) == 2 and max(each.groups) < len(groups) for each in found.distances)
+        and all(each.ulps is None or (type(each.ulps) in (int, float) and each.ulps >= 0) for each in found.distances)
+        and all(len(each.outputs) == (len(groups) if each.counted else 0) for each in found.inputs)
+    )
 
 
 def partition(signatures: Sequence[Hashable | None]) -> tuple[int | None, ...]:
@@ -314,6 +337,12 @@ def _fewest(rows: Sequence[tuple[Mapping[str, str], int]], names: Sequence[str])
             if all(seen.setdefault(tuple(map(fields.get, chosen)), number) == number for fields, number in rows):
                 return chosen
     return tuple(names)
+
+
+def comparable(before: Iterable[KeyProbe], now: Iterable[KeyProbe]) -> int:
+    """How many of the later probes can be held against an earlier one: see :func:`contradictions`."""
+    known = {(*each.place, each.source_hash, each.compiler) for each in before if each.claims}
+    return sum(each.claims and (*each.place, each.source_hash, each.compiler) in known for each in now)
 
 
 def contradictions(before: Iterable[KeyProbe], now: Iterable[KeyProbe]) -> tuple[str, ...]:

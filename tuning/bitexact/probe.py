@@ -5,6 +5,10 @@ copies, with each candidate on several inputs (:mod:`tuning.bitexact._probe_repl
 Candidates that left the same bytes everywhere are one *bit class*. That is an observation on so many inputs and never a
 proof, and it is bound to the arch, the kernel's source, the compiler, the key and the form of the launch.
 
+A replay is not felt by the run as far as it works on its arguments. A config's ``pre_hook`` runs for each replay, too:
+what it changes besides the arguments and the state of random numbers, it changes as often. Nothing is replayed while a
+graph is captured, nor where a kernel makes pointers of integers (:mod:`tuning._launch_pointers`).
+
 A kernel whose caller reads ``best_config`` (mamba_ssm's backward sizes its reductions by it) writes outputs that mean
 nothing alone. Nothing is claimed of it unless the caller's outputs are compared: :func:`probe_steps` runs the whole
 step once for each of its candidates.
@@ -18,6 +22,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +35,7 @@ from tuning.bitexact._probe_classes import (
     Distance,
     InputProbe,
     KeyProbe,
+    comparable,
     contradictions,
     deciding_fields,
 )
@@ -48,6 +54,7 @@ __all__ = [
     "KeyProbe",
     "Pair",
     "Probe",
+    "comparable",
     "compare_probes",
     "contradictions",
     "deciding_fields",
@@ -62,6 +69,7 @@ logger = logging.getLogger("tuning.bitexact")
 
 _FORMAT = "triton-tuning probe"
 _VERSION = 1
+_MAX_BYTES = 256 << 20
 _HEADER = ("format", "schema_version", "arch", "device", "multiprocessors", "compiler")
 
 
@@ -72,6 +80,7 @@ class Probe:
     Attributes:
         arch, device, multiprocessors, compiler: where, and by which compiler.
         keys: what was found, in the order of launch.
+        incomplete: why the program was not probed to its end; empty where it was.
     """
 
     arch: str = ""
@@ -79,6 +88,7 @@ class Probe:
     multiprocessors: int = 0
     compiler: str = ""
     keys: list[KeyProbe] = field(default_factory=list)
+    incomplete: str = ""
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -114,6 +124,8 @@ class Probe:
     def to_json(self) -> Json:
         """JSON form."""
         values = {name: getattr(self, name) for name in _HEADER[2:]}
+        if self.incomplete:
+            values["incomplete"] = self.incomplete
         return {"format": _FORMAT, "schema_version": _VERSION, **values, "keys": [each.to_json() for each in self.keys]}
 
 
@@ -124,7 +136,7 @@ def write_probe(path: str | os.PathLike[str], probe: Probe) -> None:
         TableError: it cannot be written.
     """
     data = probe.to_json()
-    head = "".join(f"{json.dumps(name)}: {json.dumps(data[name])},\n" for name in _HEADER)
+    head = "".join(f"{json.dumps(name)}: {json.dumps(data[name])},\n" for name in data if name != "keys")
     rows = ",\n".join(json.dumps(row, allow_nan=False) for row in data["keys"])
     try:
         write_atomically(Path(path), ("{\n" + head + '"keys": [\n' + rows + "\n]\n}\n").encode())
@@ -152,21 +164,47 @@ def read_probe(path: str | os.PathLike[str]) -> Probe:
         )
 
     try:
-        data = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise fail("$", "a file that can be read", error.strerror or str(error)) from error
+        # Looked at before it is opened: opening a named pipe would wait for a writer that may never come.
+        state = os.stat(file)
+        if not stat.S_ISREG(state.st_mode):
+            raise fail("$", "a regular file", "a folder" if stat.S_ISDIR(state.st_mode) else "something else")
+        with open(file, "rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise fail("$", "a file that can be read", getattr(error, "strerror", None) or str(error)) from error
+    if len(content) > _MAX_BYTES:
+        raise fail("$", f"at most {_MAX_BYTES} bytes", f"{max(state.st_size, len(content))}")
+    try:
+        data = json.loads(content, object_pairs_hook=_members, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise fail("$", "JSON", str(error).splitlines()[0]) from error
+        raise fail("$", "JSON", " ".join(str(error).split())[:200]) from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise fail("$.format", json.dumps(_FORMAT), "something else")
     if data.get("schema_version") != _VERSION:
-        raise fail("$.schema_version", str(_VERSION), json.dumps(data.get("schema_version")))
+        raise fail("$.schema_version", str(_VERSION), json.dumps(data.get("schema_version"))[:80])
+    incomplete = data.get("incomplete", "")
+    if type(incomplete) is not str:
+        raise fail("$.incomplete", "a str", json.dumps(incomplete)[:80])
+    unknown = data.keys() - {*_HEADER, "keys", "incomplete"}
+    if unknown:
+        raise fail("$", "the members of a probe", f"also {json.dumps(min(unknown))[:80]}")
     kinds = {"arch": str, "device": str, "multiprocessors": int, "compiler": str, "keys": list}
     for name, kind in kinds.items():
         if type(data.get(name)) is not kind:
             raise fail(f"$.{name}", f"a {kind.__name__}", json.dumps(data.get(name))[:80])
     rows = [KeyProbe.from_json(row, f"$.keys[{index}]", file) for index, row in enumerate(data["keys"])]
-    return Probe(**{name: data[name] for name in _HEADER[2:]}, keys=rows)
+    return Probe(**{name: data[name] for name in _HEADER[2:]}, keys=rows, incomplete=incomplete)
+
+
+def _members(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a member that stands twice in one object")
+    return found
+
+
+def _no_number(text: str) -> Json:
+    raise ValueError(f"{text}, which is no number")
 
 
 @contextmanager
