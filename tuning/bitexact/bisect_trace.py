@@ -165,8 +165,15 @@ def dispatch_mode(trace: Trace) -> Any:
     class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         supports_higher_order_operators = True
 
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            # torch.compile would fall back to eager under a mode, and flex_attention, which uses it, would refuse.
+            return True
+
         def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
+            if torch._guards.CompileContext.try_get() is not None:
+                return op(*args, **kwargs)  # torch.compile at work, which only the first run sees
             given = _tensors((args, kwargs))
             if any(type(t).__torch_dispatch__ != plain for t in given.values()):
                 # Such a subclass turns the op into ops on plain tensors, which come here in their turn.
@@ -361,11 +368,15 @@ def hooks(trace: Trace) -> Iterator[None]:
     handles: list[Any] = []
 
     def begin(module: Any, args: Any, kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None  # no part of what torch.compile compiles
         call = _Call(trace, trace.names[module], handles)
         calls.setdefault(module, []).append(call)
         return call.begin((args, kwargs))
 
     def end(module: Any, args: Any, result: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
         return calls[module].pop().end(result) if calls.get(module) else None
 
     with ExitStack() as stack:
