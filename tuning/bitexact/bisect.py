@@ -25,7 +25,8 @@ Each op costs two digests, which stay on the device until the run is over: a rac
 this, and be seen by :func:`tuning.bitexact.compare.compare_runs` alone. The trace is as long as the run has ops. An op
 that takes functions (``torch.cond``, ``flex_attention``) is one op. What ``torch.compile`` compiled runs as compiled:
 its kernels show as what torch does not dispatch, and modules within have no names. Nor have modules that ``torch.jit``
-compiled. Of a module that changes its input in place only the gradients that its backward was given are seen.
+compiled. What a first call compiles or sets up may show as another sequence of ops: call the function once before. Of a
+module that changes its input in place only the gradients that its backward was given are seen.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ __all__ = ["Entry", "Trace", "dispatch_mode", "hooks", "quietly"]
 
 logger = logging.getLogger(__name__)
 
-Phase = Literal["forward", "backward"]
+_Phase = Literal["forward", "backward"]
 
 _UNWRITTEN = re.compile(r"aten\.(new_)?empty(_like|_strided|_permuted)?\.")
 _OVERWRITES = re.compile(
@@ -49,7 +49,7 @@ class Entry:
     """
 
     name: str
-    phase: Phase
+    phase: _Phase
     module: str
     node: str
     inputs: Any
@@ -74,7 +74,7 @@ class Trace:
         self.names = names
         self.ops: list[Entry] = []
         self.calls: list[Entry] = []
-        self.running: list[tuple[Phase, str]] = []
+        self.running: list[tuple[_Phase, str]] = []
         self.makers: dict[int, str] = {}  # by storage; an address that is used again is written again
         self.memory = UnwrittenMemory()
 
@@ -197,7 +197,7 @@ def _made(trace: Trace, given: Mapping[str, Any]) -> dict[str, str]:
     return {place: trace.makers[key] for place, key in storages.items() if key in trace.makers}
 
 
-def _record(trace: Trace, op: Any, args: Any, kwargs: Any, given: Mapping[str, Any], phase: Phase, node: str) -> Any:
+def _record(trace: Trace, op: Any, args: Any, kwargs: Any, given: Mapping[str, Any], phase: _Phase, node: str) -> Any:
     name, memory = str(op), trace.memory
     aliases = [a.alias_info.is_write for a in op._schema.arguments if a.alias_info]
     writes, collective = any(aliases), name.startswith(_COLLECTIVE)
@@ -254,7 +254,7 @@ def _written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterato
             yield from _tensors(given).values()
 
 
-def _phase() -> tuple[Phase, str]:
+def _phase() -> tuple[_Phase, str]:
     import torch
 
     if torch._C._current_graph_task_id() == -1:
@@ -341,7 +341,7 @@ class _Call:
             entry.outputs = quietly(_measured, _tensors(gradients))
             self._trace.calls.append(entry)
 
-    def _leave(self, phase: Phase) -> None:
+    def _leave(self, phase: _Phase) -> None:
         running = self._trace.running
         if (phase, self._name) in running:
             del running[len(running) - 1 - running[::-1].index((phase, self._name)) :]
