@@ -199,10 +199,16 @@ def test_writing_says_what_fla_will_not_use_in_a_mode(tmp_path: Path, mode: FlaM
 # --- what is lost -----------------------------------------------------------------------------------------------------
 
 
-def test_kernels_that_nothing_knows_are_a_loss_and_ambiguous_ones_an_error(tmp_path: Path) -> None:
+def test_kernels_that_nothing_knows_and_ambiguous_ones_are_losses_and_the_others_are_read(tmp_path: Path) -> None:
     assert kinds(read(FILE, tmp_path, names=None).losses) == ["unknown_kernel"]
-    with pytest.raises(TableError, match=r"kernel\.json: \$: .*which 2 kernels have: fla\.a\.kernel, fla\.b\.kernel"):
-        read(FILE, tmp_path, names=[Autotuner("fla.b.kernel"), Autotuner("fla.a.kernel")])
+    known = [Autotuner("fla.b.kernel"), Autotuner("fla.a.kernel"), Autotuner("fla.c.other")]
+    (tmp_path / "other.json").write_text(json.dumps({"default_config": CONFIG}))
+    found = interop.read("fla", [tmp_path], arch="sm90", names=known)
+    assert kinds(found.losses) == ["shared_name"]
+    assert found.losses[0].message.endswith("one of fla.a.kernel, fla.b.kernel")
+    assert [row.kernel for row in found.tables[0].entries] == ["fla.c.other"]
+    told = interop.read("fla", [tmp_path], arch="sm90", names=[known, {"kernel": "fla.a.kernel"}])
+    assert {row.kernel for row in told.tables[0].entries} == {"fla.a.kernel", "fla.c.other"}
 
 
 def test_keys_without_names_are_a_loss(tmp_path: Path) -> None:

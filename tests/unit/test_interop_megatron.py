@@ -258,8 +258,9 @@ def test_bare_names_of_older_files(tmp_path: Path) -> None:
     (found,) = read(old, tmp_path, names={"k": "pkg.m.k"}).tables
     assert found.entries[0].kernel == "pkg.m.k"
     assert found.entries[0].evidence["reported_by"] == "Megatron-LM table sm103.json"
-    with pytest.raises(TableError, match=r"sm103\.json: \$\.kernels\.k: .* which 2 kernels have: a\.k, b\.k"):
-        read(old, tmp_path, names={"k": ["a.k", "b.k"]})
+    shared = read(bare(k={"n=1": CONFIG}, **{"pkg.m.other": {"n=1": CONFIG}}), tmp_path, names={"k": ["a.k", "b.k"]})
+    assert ([table.package for table in shared.tables], kinds(shared.losses)) == (["pkg"], ["shared_name"])
+    assert str(shared.losses[0]).startswith(f"{tmp_path}/sm103.json: $.kernels.k: 2 kernels are named 'k'")
 
 
 def test_a_qualified_name_goes_before_the_bare_one(tmp_path: Path) -> None:

@@ -102,11 +102,13 @@ def read(
         format: a name in :data:`FORMATS`.
         paths: files, and folders of them.
         arch: what they are for. Megatron-LM's files say it; there, it selects one.
-        names: what is known of kernels, anything that :func:`known_kernels` takes.
+        names: what is known of kernels, anything that :func:`known_kernels` takes. Where several kernels have one bare
+            name, a mapping among it says which is meant (``[inventory, {"kernel": "pkg.ops.kernel"}]``); what no
+            mapping decides is a loss.
         mode: for FLA: the ``FLA_CACHE_MODE`` in which the folder is used; ``full`` takes over all of it.
 
     Raises:
-        TableError: a file is not of this format, a bare name is that of several kernels, or ``arch`` is missing.
+        TableError: a file is not of this format, or ``arch`` is missing.
         TuningError: the format or the mode is unknown, or ``names`` holds something else.
     """
     known = known_kernels(names)

@@ -156,14 +156,14 @@ class KnownKernels:
         return tuple(sorted(chosen if chosen else self._names.get(bare, set())))
 
     def resolve(self, name: str, node: Node, losses: Losses) -> str | None:
-        """The qualified name that a file means; None, with the loss noted, where it is not known.
+        """The qualified name that a file means; None, with the loss noted, where it is not known or that of several.
 
         Args:
             name: as in the file, qualified or bare.
             node: the place of the name.
 
         Raises:
-            TableError: several kernels have this bare name, or it is no name.
+            TableError: it is no name.
         """
         if "." in name:
             if not KERNEL.fullmatch(name):
@@ -171,11 +171,13 @@ class KnownKernels:
             return name
         found = self.qualified(name)
         if len(found) > 1:
-            node.fail(
-                "a name that one kernel has",
-                f"{name[:80]!r}, which {len(found)} kernels have: {', '.join(found)}",
-                "say which is meant, with a mapping from the bare name to the qualified one",
+            losses.add(
+                "shared_name",
+                node.place,
+                f"{len(found)} kernels are named {name[:80]!r}, so nothing of it is taken over: say which is meant, "
+                f"with a mapping from the bare name to one of {', '.join(found)}",
             )
+            return None
         if not found:
             losses.add(
                 "unknown_kernel",

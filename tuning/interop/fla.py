@@ -20,8 +20,9 @@ Our wildcard is ``default_config``, and an exact entry one of ``autotune_entries
 what a key without an entry gets is decided here by ``on_miss``. Reading takes a mode to say what FLA would use of the
 folder; writing takes one to say what FLA will not use of what is written.
 
-The files know bare names, of which twelve stand for several kernels of FLA itself. Reading such a file needs to be told
-which one is meant; writing two kernels into one file is noted, as FLA would serve each with the entries of both.
+The files know bare names, of which twelve stand for several kernels of FLA itself. Reading leaves such a file out, as a
+loss, unless a mapping says which one is meant; writing two kernels into one file is noted, as FLA would serve each with
+the entries of both.
 
 Only autotuners of FLA's own class read the folder: those under ``fla_cache_autotune`` (62 decorators in the source of
 fla-core 0.6.0), and those under ``triton.autotune`` (199) if ``configure_fla_cache_autotune()`` was called before their
@@ -93,7 +94,7 @@ def read(
         mode: take over what FLA uses in this mode; ``full`` is all that a file holds.
 
     Raises:
-        TableError: a file is none of FLA's, its bare name is that of several kernels, or ``arch`` is missing.
+        TableError: a file is none of FLA's, or ``arch`` is missing.
         TuningError: ``mode`` is none.
     """
     _check_mode(mode)

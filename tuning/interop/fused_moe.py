@@ -122,12 +122,14 @@ def _read_file(document: Node, known: KnownKernels, losses: Losses, rows: Rows, 
     fields, suffix = _problem(document.file)
     problem = _key(fields, suffix)
     chosen = known.qualified(_BARE)
-    kernel = (known.resolve(_BARE, document, losses) if chosen else None) or KERNELS[engine]
+    kernel = known.resolve(_BARE, document, losses) if chosen else KERNELS[engine]
     members = document.members("an object of configs by number of tokens")
     folder = _FOLDER.fullmatch(os.path.basename(os.path.dirname(document.file)))
     triton = ".".join(folder.groups()) if folder else ""
     if "triton_version" in members:
         triton = members.pop("triton_version").text("a version", empty=True)
+    if kernel is None:
+        return fields["device_name"]
     evidence = {"reported_by": f"{engine} file {os.path.basename(document.file)}", "measured": False}
     for text, node in members.items():
         if not re.fullmatch(r"[1-9][0-9]{0,17}|0", text):

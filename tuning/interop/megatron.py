@@ -50,7 +50,7 @@ def read(paths: Iterable[str | os.PathLike[str]], known: KnownKernels, arch: str
         arch: take over this one alone; None: all.
 
     Raises:
-        TableError: a file is none of the two, or a bare name is that of several kernels.
+        TableError: a file is none of the two.
     """
     losses = Losses()
     tables: dict[str, tuple[str, tuple[TableFile, ...]]] = {}

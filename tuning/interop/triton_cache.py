@@ -67,7 +67,7 @@ def read(paths: Iterable[str | os.PathLike[str]], known: KnownKernels, arch: str
         arch: what they were timed on; the files do not say.
 
     Raises:
-        TableError: a file is none of Triton's, its bare name is that of several kernels, or ``arch`` is missing.
+        TableError: a file is none of Triton's, or ``arch`` is missing.
     """
     losses = Losses()
     its_arch = check_arch(arch, "triton-cache")
