@@ -421,6 +421,15 @@ def test_journals_are_written_as_rank_files_and_read_back(tmp_path: Path) -> Non
     assert (row.key, row.dtypes, row.config) == (KEYED.values, KEYED.dtypes, block_config(64))
 
 
+def test_rank_files_of_a_larger_run_before_are_named(tmp_path: Path) -> None:
+    ranks = [journal(record({64: 1.0}, kernel="pkg.m.k", key=KEYED), rank=rank) for rank in range(3)]
+    assert "stale" not in kinds(interop.write("megatron-ranks", [], tmp_path, journals=ranks).losses)
+    (tmp_path / "other.rank7.json").write_text("{}")
+    done = interop.write("megatron-ranks", [], tmp_path, journals=ranks[:2])
+    assert [loss.where for loss in done.losses if loss.kind == "stale"] == [str(tmp_path / "tuning.rank2.json")]
+    assert (tmp_path / "tuning.rank2.json").exists()
+
+
 def test_journals_of_one_rank_that_disagree(tmp_path: Path) -> None:
     two = [journal(record({block: 1.0}, kernel="pkg.m.k"), path=f"{block}.journal") for block in (64, 32)]
     results = [interop.write("megatron-ranks", [], tmp_path / "a", journals=each) for each in (two, two[::-1])]

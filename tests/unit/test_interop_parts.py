@@ -140,6 +140,9 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = write_bytes(tmp_path / "new" / "f.json", b"old")
     assert write_bytes(path, b"new").read_bytes() == b"new"
     assert [found.name for found in path.parent.iterdir()] == ["f.json"]
+    (tmp_path / "new" / "link.json").symlink_to("f.json")
+    assert write_bytes(tmp_path / "new" / "link.json", b"linked").is_symlink()
+    assert path.read_bytes() == b"linked"
     (tmp_path / "folder").mkdir()
     with pytest.raises(TableError, match="expected a place that can be written"):
         write_bytes(tmp_path / "folder", b"x")

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,25 @@ def test_a_file_becomes_a_recording_of_all_candidates(tmp_path: Path) -> None:
     assert (row.config, row.key, row.dtypes) == (ours(32), NAMED.values, NAMED.dtypes)
     assert row.evidence["best_ms"] == 1.0
     assert [denied.config for denied in found.tables[0].denied] == [ours(64, num_warps=8)]
+
+
+def test_times_of_nothing_but_zeros_were_not_measured(tmp_path: Path) -> None:
+    named = journal(record({64: 1.0}, kernel="pkg.m.kernel", key=NAMED))
+    zeros = {**FILE, "configs_timings": [[FILE["configs_timings"][1][0], [0.0, 0.0, 0.0]]]}
+    put(tmp_path, zeros)
+    for names, dtypes in (([Autotuner(), named], NAMED.dtypes), (Autotuner(), None)):
+        found = read(tmp_path, names)
+        (row,) = found.tables[0].entries
+        assert (row.config, row.key, row.dtypes) == (ours(32), NAMED.values, dtypes)
+        assert row.evidence == {"reported_by": "Triton cache file kernel.autotune.json", "measured": False}
+        assert (found.journals, kinds(found.losses)) == ((), ["evidence"])
+    put(tmp_path, FILE, hash_="DEF")  # what was measured goes before it
+    (row,) = read(tmp_path, [Autotuner(), named]).tables[0].entries
+    assert row.evidence["measured"] is True
+    put(tmp_path, {**FILE, "key": [64, *FILE["key"][1:]]}, hash_="DEF")
+    entries = read(tmp_path, [Autotuner(), named]).tables[0].entries
+    assert [row.evidence["measured"] for row in entries].count(True) == 1
+    assert len(entries) == 2
 
 
 def test_records_merge_with_those_of_a_journal(tmp_path: Path) -> None:
@@ -313,6 +333,16 @@ def row(block: int, key: Key | None, kernel: str = "plain", warps: int = 2) -> E
 
 def keyed(n: Any = 128, x: str = "bfloat16", y: str = "float32") -> Key:
     return Key.of({"n": n, "flag": True}, {"x": x, "y": y})
+
+
+@pytest.mark.skipif(not CACHES, reason="this Triton keeps no timings on disk")
+def test_a_config_without_a_time_is_written_with_one_that_is_called_made_up(tmp_path: Path) -> None:
+    unknown = replace(row(16, keyed(x="int8", y="int8")), evidence={"measured": False, "best_ms": 0.0})
+    (done,) = process(WRITE, tmp_path, tmp_path / "cache", put_table(tmp_path, unknown))
+    assert [kind for kind, _ in done["losses"]] == ["evidence", "evidence"]
+    assert "says 0 ms, which is made up" in done["losses"][1][1]
+    (path,) = done["files"]
+    assert [times for _, times in json.loads(Path(path).read_text())["configs_timings"]] == [[0.0] * 3]
 
 
 def put_table(folder: Path, *rows: Entry, arch: str = "sm90") -> Path:

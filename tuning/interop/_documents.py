@@ -7,17 +7,16 @@ the file and the place in it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tuning._atomic import write_atomically
 from tuning._bounded import count_values
 from tuning._table_schema import fail
 from tuning.spec import Json
@@ -301,20 +300,9 @@ def write_bytes(path: Path, data: bytes) -> Path:
     Raises:
         TableError: it cannot be written.
     """
-    # Hidden and with another suffix, so that no reader takes it for one of its files.
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(scratch, "xb") as stream:
-            try:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-                os.replace(scratch, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(scratch)
-                raise
+        write_atomically(path, data)
     except OSError as error:
         fail(os.fspath(path), "$", "a place that can be written", error.strerror or str(error))
     return path

@@ -27,6 +27,7 @@ LossKind = Literal[
     "other_arch",
     "shadowed",
     "shared_name",
+    "stale",
     "unknown_kernel",
     "unknown_member",
     "unnamed_dtypes",
@@ -43,10 +44,11 @@ LossKind = Literal[
 launch. ``lookup``: the two sides look a key up by different rules. ``mode``: the mode in which the other side runs does
 not use it. ``not_a_candidate``: the installed kernel has no such config. ``not_found``: the installed kernel was not
 found. ``other_arch``: a row for another arch than was asked for. ``shadowed``: an earlier file hides this one.
-``shared_name``: several kernels have this bare name, and the format knows no other. ``unknown_kernel``: a bare name
-that nothing resolves. ``unknown_member``: a member that is not read. ``unnamed_dtypes``: dtypes without the names of
-their arguments. ``unnamed_key``: key values without their names. ``unread``: the other side will not read the file.
-``value``: a value that the other side cannot hold, or not with its type. ``wildcard``: a ``*`` entry.
+``shared_name``: several kernels have this bare name, and the format knows no other. ``stale``: a file of before, which
+the other side reads along with those written now. ``unknown_kernel``: a bare name that nothing resolves.
+``unknown_member``: a member that is not read. ``unnamed_dtypes``: dtypes without the names of their arguments.
+``unnamed_key``: key values without their names. ``unread``: the other side will not read the file. ``value``: a value
+that the other side cannot hold, or not with its type. ``wildcard``: a ``*`` entry.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tuning._table_schema import ARCH, fail
@@ -21,6 +22,7 @@ __all__ = [
     "dtype_of",
     "entry_of",
     "entry_place",
+    "joined",
     "list_lost_rows",
     "listed",
     "python_key",
@@ -106,6 +108,17 @@ class Rows:
         return found
 
 
+def joined(measured: Sequence[TableFile], reported: Sequence[TableFile]) -> tuple[TableFile, ...]:
+    """One table for each package; what was measured goes before what was only reported."""
+    tables = {table.package: table for table in measured}
+    for table in reported:
+        known = tables.setdefault(table.package, table)
+        taken = {entry.identity for entry in known.entries}
+        more = [entry for entry in table.entries if entry.identity not in taken]
+        tables[table.package] = replace(known, entries=tuple(sorted([*known.entries, *more], key=str)))
+    return tuple(table for _, table in sorted(tables.items()))
+
+
 def dtype_of(text: str) -> str | None:
     """A dtype of ours for ``str`` of one; None where it is no text that a table takes."""
     name = text.removeprefix("torch.")
@@ -159,8 +172,12 @@ def entry_place(table: TableFile, entry: Entry) -> str:
     return f"{table.path or f'{table.arch}/{table.package}.json'}: {entry}"
 
 
-def list_lost_rows(tables: Sequence[TableFile], system: str, losses: Losses) -> None:
-    """Note what neither Megatron-LM nor FLA nor Triton can hold of tables: denied configs and evidence."""
+def list_lost_rows(tables: Sequence[TableFile], system: str, losses: Losses, *, versions: bool = False) -> None:
+    """Note what neither Megatron-LM nor FLA nor Triton can hold of tables: denied configs and evidence.
+
+    Args:
+        versions: whether its files hold the versions of packages.
+    """
     for table in tables:
         place = table.path or f"{table.arch}/{table.package}.json"
         for row in table.denied:
@@ -181,6 +198,10 @@ def list_lost_rows(tables: Sequence[TableFile], system: str, losses: Losses) -> 
         device = listed([table.device, f"{table.multiprocessors} multiprocessors" if table.multiprocessors else ""])
         if device:
             losses.add("header", place, f"{system}'s files do not say the device ({device})")
+        if table.package_version and not versions:
+            losses.add(
+                "header", place, f"{system}'s files do not say the version of the package ({table.package_version})"
+            )
 
 
 def call_sequences(

@@ -15,6 +15,7 @@ by their majority, of equal votes by the text of the config, as over there.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -247,7 +248,7 @@ def write(
         TableError: a file cannot be written.
     """
     losses = Losses()
-    list_lost_rows(tables, _SYSTEM, losses)
+    list_lost_rows(tables, _SYSTEM, losses, versions=True)
     files = []
     for arch in sorted({table.arch for table in tables}):
         of_arch = [table for table in tables if table.arch == arch]
@@ -315,7 +316,8 @@ def write_rank_files(
 ) -> Exported:
     """Write the winners of journals as rank files, ``folder/<prefix>.rank<N>.json``, one for each rank.
 
-    Where a rank has several journals that disagree, the first by path counts. Timings have no place there.
+    Where a rank has several journals that disagree, the first by path counts. Timings have no place there. Rank files
+    of this prefix that are there and are not replaced stay, and are noted.
 
     Raises:
         TableError: a file cannot be written.
@@ -345,6 +347,14 @@ def write_rank_files(
     files = [
         write_bytes(Path(folder) / f"{prefix}.rank{rank}.json", _bytes(archs)) for rank, archs in sorted(ranks.items())
     ]
+    for path in find_files([folder], f"{glob.escape(prefix)}.rank*.json", "rank files"):
+        if _RANK_FILE.fullmatch(path) and Path(path) not in files:
+            losses.add(
+                "stale",
+                path,
+                "it was there before, for a rank that was not written now: it is read and merged along "
+                "with these; remove it, or give a new folder",
+            )
     return Exported(tuple(files), losses.all())
 
 

@@ -8,9 +8,9 @@ file. There is no file where the key is empty or a candidate has a ``pre_hook``.
 (Read in ``Autotuner.check_disk_cache`` of Triton 3.4 to 3.9, where it is the same.)
 
 **Reading** gives journals: each file is a recording, so :func:`tuning.merge.merge` pools them with others and treats
-near ties as always. A journal names the tensors of a key; where those names are not known, stand-ins are used
-(``dtype0`` and so on): such records merge with each other only, and in the tables that are given besides, their entries
-know the sequence of dtypes alone.
+near ties as always. A file whose times are all 0 holds none: its config is taken over as reported. A journal names the
+tensors of a key; where those names are not known, stand-ins are used (``dtype0`` and so on): such records merge with
+each other only, and in the tables that are given besides, their entries know the sequence of dtypes alone.
 
 **Writing** is left to Triton: the live autotuner's own ``check_disk_cache`` is called on a copy, with a benchmark that
 reports our config alone, so hash, folder and content are Triton's. It needs what the hash covers: the installed kernel,
@@ -39,7 +39,17 @@ from tuning.interop._configs import read_config
 from tuning.interop._documents import Node, find_files, parse, read_bytes
 from tuning.interop._known import KnownKernels
 from tuning.interop._result import Exported, Imported, Losses
-from tuning.interop._rows import call_sequences, check_arch, entry_place, list_lost_rows, python_key, raw_key
+from tuning.interop._rows import (
+    Rows,
+    call_sequences,
+    check_arch,
+    entry_of,
+    entry_place,
+    joined,
+    list_lost_rows,
+    python_key,
+    raw_key,
+)
 from tuning.interop._values import Unportable, decode
 from tuning.journal import Journal
 from tuning.merge import merge
@@ -73,9 +83,10 @@ def read(paths: Iterable[str | os.PathLike[str]], known: KnownKernels, arch: str
     its_arch = check_arch(arch, "triton-cache")
     journals: list[Journal] = []
     unnamed: set[tuple[str, str]] = set()
+    reported = Rows(its_arch, losses)
     for path in find_files(paths, f"**/*{SUFFIX}", "files of Triton's cache"):
-        _read_file(parse(read_bytes(path), path, infinite=True), known, its_arch, losses, journals, unnamed)
-    return _imported(journals, unnamed, losses)
+        _read_file(parse(read_bytes(path), path, infinite=True), known, its_arch, losses, journals, unnamed, reported)
+    return _imported(journals, unnamed, losses, reported)
 
 
 def parse_file(data: bytes, file: str, known: KnownKernels, arch: str) -> Imported:
@@ -87,8 +98,9 @@ def parse_file(data: bytes, file: str, known: KnownKernels, arch: str) -> Import
     losses = Losses()
     journals: list[Journal] = []
     unnamed: set[tuple[str, str]] = set()
-    _read_file(parse(data, file, infinite=True), known, arch, losses, journals, unnamed)
-    return _imported(journals, unnamed, losses)
+    reported = Rows(arch, losses)
+    _read_file(parse(data, file, infinite=True), known, arch, losses, journals, unnamed, reported)
+    return _imported(journals, unnamed, losses, reported)
 
 
 def _read_file(
@@ -98,6 +110,7 @@ def _read_file(
     losses: Losses,
     journals: list[Journal],
     unnamed: set[tuple[str, str]],
+    reported: Rows,
 ) -> None:
     members = document.members("a key with its timings, as an object", ("key", "configs_timings"))
     for name in members:
@@ -109,6 +122,14 @@ def _read_file(
     if kernel is None or found is None:
         return
     values, sequence = found
+    if not any(time for _, times in timings for time in times if time < float("inf")):
+        # No kernel takes no time: whoever wrote this had a config and no timing, as this module's own export may.
+        config = next((config for config, times in timings if max(times) < float("inf")), None)
+        if config is not None:
+            losses.add("evidence", document.place, f"{kernel}: its times are all 0, so they were made up: not measured")
+            evidence = {"reported_by": f"Triton cache file {os.path.basename(document.file)}", "measured": False}
+            reported.add(entry_of(kernel, values, sequence, config, evidence, known), document.place)
+            return
     key = known.name_dtypes(kernel, values, sequence)
     if key is None:
         # Any names would do: they only have to be the same for the same key.
@@ -156,9 +177,9 @@ def _read_times(node: Node) -> tuple[float, ...]:
     )
 
 
-def _imported(journals: list[Journal], unnamed: set[tuple[str, str]], losses: Losses) -> Imported:
+def _imported(journals: list[Journal], unnamed: set[tuple[str, str]], losses: Losses, reported: Rows) -> Imported:
     if not journals:
-        return Imported((), losses.all())
+        return Imported(reported.tables(), losses.all())
     losses.add(
         "header",
         "Triton's cache",
@@ -175,7 +196,7 @@ def _imported(journals: list[Journal], unnamed: set[tuple[str, str]], losses: Lo
                 "timings are pooled",
             )
     tables = tuple(_without_stand_ins(table, unnamed, losses) for table in merged.tables)
-    return Imported(tables, losses.all(), tuple(journals))
+    return Imported(joined(tables, reported.tables()), losses.all(), tuple(journals))
 
 
 def _without_stand_ins(table: TableFile, unnamed: set[tuple[str, str]], losses: Losses) -> TableFile:
@@ -345,7 +366,7 @@ def _write_file(autotuner: Any, key: tuple[Any, ...], live: Any, entry: Entry, p
     shadow.cache = {}
     shadow.configs_timings = {}
     best = entry.evidence.get("best_ms")
-    time = float(best) if isinstance(best, (int, float)) and 0 <= best < float("inf") else 0.0
+    time = float(best) if isinstance(best, (int, float)) and 0 < best < float("inf") else 0.0
 
     def report() -> None:
         shadow.configs_timings = {live: [time, time, time]}
@@ -371,3 +392,5 @@ def _write_file(autotuner: Any, key: tuple[Any, ...], live: Any, entry: Entry, p
             f"Triton has timings for this key in that folder already, with {LaunchConfig.of(chosen)} the fastest: give "
             "another folder",
         )
+    elif not time:
+        losses.add("evidence", place, "no time of it is known, so its file says 0 ms, which is made up")
