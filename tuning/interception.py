@@ -48,7 +48,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from ._launch_arguments import CannotBeCopied, Copies, form_name, launch_form
 from ._launch_key import KeyReader, constexpr_names
@@ -57,7 +57,7 @@ from ._launch_pointers import copies_to_replay
 from ._launch_specialization import identity, jit_function, parameters, read_launch
 from ._launch_within import Within, capturing, rehearse
 from ._patches import ABSENT, Patch, leave_beneath, take_back
-from .errors import UnsupportedTritonError
+from .errors import TuningError, UnsupportedTritonError
 from .spec import FALLBACK_PREFIX, CandidateTiming, Choice, Json, Kernel, Key, LaunchConfig, TuningRecord, dtype_name
 
 __all__ = [
@@ -1238,7 +1238,7 @@ class Interception:
                 self._keep_record(plan, autotuner, key, timings, winner, args, kwargs, shared=True)
                 return self._launch(autotuner, plan.by_text[key.text], args, kwargs)
             shadow = _shadow(autotuner, cache={}, cache_results=False)
-            collect = _Collector(shadow, shadow.do_bench)
+            collect = _Collector(shadow, _benchmarker(shadow, plan.kernel))
             if self._near_ties is not None:
                 shadow.cache = _SettledWinners(collect, self._near_ties)
             shadow.do_bench = collect.do_bench
@@ -1383,6 +1383,21 @@ class Interception:
             self._callbacks.recorded(
                 TuningRecord(plan.kernel, entry.key, current_arch(), timings, winner, shared=True, note=note)
             )
+
+
+def _benchmarker(autotuner: Any, kernel: Kernel) -> Callable[..., Any]:
+    """What times candidates: the caller's own, else that of the active driver.
+
+    Raises:
+        TuningError: there is no active driver, as without a GPU.
+    """
+    try:
+        return cast(Callable[..., Any], autotuner.do_bench)
+    except RuntimeError as error:
+        raise TuningError(
+            f"{kernel.qualified_name}: recording times its candidates, and Triton finds nothing to time them on here "
+            f"({_one_line(error)}): record where a GPU is visible, or choose with mode='pinned', which times nothing"
+        ) from error
 
 
 class _Collector:

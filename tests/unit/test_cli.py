@@ -491,6 +491,7 @@ def test_merge_of_nothing_recorded_is_an_error(tmp_path: Path, capsys: pytest.Ca
         said = error_of(capsys, *argv, code=1)
         assert f"{argv[0]}: " in said
         assert "found no record in 1 journal: most likely the kernels that ran lie outside the modules" in said
+        assert "or none could be timed for want of a GPU" in said
     JournalWriter(str(tmp_path / "run"), Environment(arch="sm90")).close()
     assert "found no record in 2 journals" in error_of(capsys, "report", str(tmp_path), code=1)
     assert not (tmp_path / "out").exists()

@@ -778,6 +778,24 @@ def test_a_record_that_could_not_be_written_is_written_with_the_next(tmp_path, m
     assert journal.environment.arch == "cpu"
 
 
+def test_recording_without_anything_to_time_on_is_one_clear_error(tmp_path):
+    class Deviceless(Autotuner):
+        @property
+        def do_bench(self):
+            raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+        @do_bench.setter
+        def do_bench(self, bench):
+            pass
+
+    tuner = autotuner(configs(16, 32), kind=Deviceless)
+    with (
+        tuning.install(AutotunePolicy(record_path=str(tmp_path / "run"), modules=SCOPE)),
+        pytest.raises(tuning.TuningError, match=r"^stub_kernels\.kernel: recording times its .* 0 active drivers"),
+    ):
+        run(tuner, 1)
+
+
 def test_a_record_that_no_journal_holds_is_dropped_and_holds_up_no_other(tmp_path, caplog):
     tuner = autotuner(configs(16, 32))
     with tuning.install(AutotunePolicy(record_path=str(tmp_path / "run"), modules=SCOPE)) as installed:

@@ -118,8 +118,9 @@ def no_records(command: str, paths: Sequence[str]) -> JournalError:
     expected, found = "at least one key that was timed in record mode", f"no record in {counted(len(paths), 'journal')}"
     return JournalError(
         f"{command}: {paths[0] if len(paths) == 1 else paths[0] + ' and others'}: expected {expected}, found {found}: "
-        "most likely the kernels that ran lie outside the modules of the policy that recorded, or none ran; record "
-        "again with --triton-autotune-modules PACKAGE",
+        "most likely the kernels that ran lie outside the modules of the policy that recorded, or none ran, or none "
+        "could be timed for want of a GPU, which the run said then; record again on a GPU, with "
+        "--triton-autotune-modules PACKAGE",
         file=paths[0] if len(paths) == 1 else None,
     )
 
