@@ -13,11 +13,12 @@ from recordings import config as block_config
 from recordings import journal, record
 
 from tuning import interop
+from tuning.cli import main
 from tuning.errors import TableError, TuningError
 from tuning.interop import Imported, Loss
 from tuning.interop.fla import FlaMode, key_hash
 from tuning.spec import Key, LaunchConfig
-from tuning.tables import Denied, Entry, TableFile, table_bytes
+from tuning.tables import Denied, Entry, TableFile, read_table, table_bytes
 
 CONFIG = {"kwargs": {"BLOCK": 64}, "num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "ir_override": None}
 OTHER = {**CONFIG, "num_warps": 8, "maxnreg": 128}
@@ -358,3 +359,16 @@ def test_a_folder_is_for_one_arch(tmp_path: Path) -> None:
 def test_the_hash_is_that_of_the_compact_json() -> None:
     assert key_hash([128, True]) == hashlib.md5(b"[128,true]").hexdigest()
     assert key_hash([{"b": 1, "a": "é"}]) == hashlib.md5(b'[{"a":"\\u00e9","b":1}]').hexdigest()
+
+
+def test_the_command_is_told_which_kernel_a_bare_name_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "fla").mkdir()
+    (tmp_path / "fla" / "kernel.json").write_text(json.dumps({"default_config": CONFIG}))
+    argv = ["import", "--format", "fla", str(tmp_path / "fla"), "--arch", "sm90", "-o", str(tmp_path / "out")]
+    assert main([*argv, "--kernel", "kernel=fla.a.kernel"]) == 0
+    assert read_table(tmp_path / "out" / "sm90" / "fla.json").entries[0].kernel == "fla.a.kernel"
+    for text in ("kernel", "kernel=kernel", "=fla.a.kernel"):
+        with pytest.raises(SystemExit) as stopped:
+            main([*argv, "--kernel", text])
+        assert stopped.value.code == 2
+        assert "expected a bare name and a qualified one" in " ".join(capsys.readouterr().err.split())

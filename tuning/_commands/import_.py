@@ -6,6 +6,7 @@ import argparse
 
 from .._console import Console
 from .._words import counted
+from ..errors import TuningError
 from ._common import add_json, check_archs, imports_elsewhere, module_name
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
@@ -32,7 +33,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE",
         help="package whose autotuners say what bare kernel names and nameless keys mean; may be repeated",
     )
+    parser.add_argument(
+        "--kernel",
+        type=_kernel,
+        action="append",
+        default=[],
+        metavar="BARE=QUALIFIED",
+        help="kernel that a bare name means, where several have it or no package is given; may be repeated",
+    )
     add_json(parser)
+
+
+def _kernel(text: str) -> tuple[str, str]:
+    from ..interop import known_kernels
+
+    bare, _, qualified = text.partition("=")
+    try:
+        known_kernels({bare: qualified})
+    except TuningError:
+        bare = ""
+    if not bare:
+        raise argparse.ArgumentTypeError(
+            f"expected a bare name and a qualified one, such as kernel=package.module.kernel, found {text!r}"
+        )
+    return bare, qualified
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -42,10 +66,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from ..tables import write_table
 
     check_archs([options.arch] if options.arch else None)
-    names = None
+    names: list[object] = [dict(options.kernel)]
     if options.package:
         with imports_elsewhere():
-            names = take_inventory(options.package).autotuners
+            names.append(take_inventory(options.package).autotuners)
     found = read(options.format, options.paths, arch=options.arch, names=names)
     paths = [str(write_table(options.output, table)) for table in found.tables]
     if options.json:

@@ -175,7 +175,7 @@ class KnownKernels:
                 "shared_name",
                 node.place,
                 f"{len(found)} kernels are named {name[:80]!r}, so nothing of it is taken over: say which is meant, "
-                f"with a mapping from the bare name to one of {', '.join(found)}",
+                f"with a mapping (--kernel BARE=QUALIFIED) from the bare name to one of {', '.join(found)}",
             )
             return None
         if not found:
