@@ -83,7 +83,8 @@ def diff_tables(before: TableFile | Iterable[TableFile], after: TableFile | Iter
     """Every difference between two sets of tables, none where their canonical bytes are equal.
 
     An entry that names its dtypes and one that has them as a sequence are one entry in two forms where no other could
-    be meant. For a config and for evidence only what differs is shown.
+    be meant. For a config and for evidence only what differs is shown. Where each side is of one arch and these differ,
+    entries of one kernel and key are compared across the two, and a change of the header says so.
 
     Args:
         before, after: tables; of several for one arch and package the first is on top, as in ``table_path``.
@@ -92,7 +93,14 @@ def diff_tables(before: TableFile | Iterable[TableFile], after: TableFile | Iter
         Changes with ``what`` in this order: ``config``, ``denied``, ``form``, ``order of key``, ``kernel source``,
         ``bit classes``, ``evidence``, ``header``.
     """
-    old, new = _Rows(before), _Rows(after)
+    tables = [(side,) if isinstance(side, TableFile) else tuple(side) for side in (before, after)]
+    archs = [sorted({table.arch for table in side}) for side in tables]
+    across = (
+        " and ".join([*archs[0], *archs[1]])
+        if len(archs[0]) == len(archs[1]) == 1 != len({*archs[0], *archs[1]})
+        else ""
+    )
+    old, new = (_Rows(side, across) for side in tables)
     pairs = _paired(old.entries, new.entries)
     changes = [_config_change(pair) for pair in pairs if pair.before is None or pair.after is None or pair.moved]
     changes += _denials(old.denied, new.denied)
@@ -102,6 +110,8 @@ def diff_tables(before: TableFile | Iterable[TableFile], after: TableFile | Iter
             sides = text(one, other), text(other, one)
             if sides[0] != sides[1]:
                 changes.append(Change(what, place, *sides))
+    if across:
+        changes.append(Change("header", "arch, entries compared across the two", archs[0][0], archs[1][0]))
     for name in sorted(old.header.keys() | new.header.keys()):
         if old.header.get(name) != new.header.get(name):
             changes.append(Change("header", name, old.header.get(name), new.header.get(name)))
@@ -109,19 +119,21 @@ def diff_tables(before: TableFile | Iterable[TableFile], after: TableFile | Iter
 
 
 class _Rows:
-    """The rows of several tables, by arch."""
+    """The rows of several tables, by arch, or under one name for all of them if ``across`` is not empty."""
 
-    def __init__(self, tables: TableFile | Iterable[TableFile]) -> None:
+    def __init__(self, tables: Iterable[TableFile], across: str) -> None:
         self.entries: dict[tuple[str, object], Entry] = {}
         self.denied: dict[tuple[str, object], Denied] = {}
         self.header: dict[str, str] = {}
-        for table in (tables,) if isinstance(tables, TableFile) else tables:
+        for table in tables:
+            arch = across or table.arch
             for entry in table.entries:
-                self.entries.setdefault((table.arch, entry.identity), entry)
+                self.entries.setdefault((arch, entry.identity), entry)
             for row in table.denied:
-                self.denied.setdefault((table.arch, row.identity), row)
+                self.denied.setdefault((arch, row.identity), row)
+            place = table.package if across else f"{arch}/{table.package}"
             for name in ("package_version", "triton", "device", "multiprocessors"):
-                self.header.setdefault(f"{table.arch}/{table.package} {name}", str(getattr(table, name)))
+                self.header.setdefault(f"{place} {name}", str(getattr(table, name)))
 
 
 @dataclass(frozen=True)
@@ -342,6 +354,8 @@ def _count(things: Sized, name: str) -> str:
 def load_side(path: str | os.PathLike[str]) -> Side:
     """What a path names: a table or a folder of them; a journal or several, by folder, glob or prefix; a manifest.
 
+    A folder of tables is laid out as ``<arch>/<package>.json``, or is one ``<arch>`` of these.
+
     Raises:
         TableError: a table or manifest is malformed.
         JournalError: a journal is damaged, or the path leads to nothing.
@@ -351,6 +365,9 @@ def load_side(path: str | os.PathLike[str]) -> Side:
         tables = sorted(found for found in Path(name).glob("*/*.json") if not found.name.startswith("."))
         if tables:
             return [read_table(found) for found in tables]
+        files = sorted(found for found in Path(name).glob("*.json") if not found.name.startswith("."))
+        if files and not any(found.endswith(SUFFIX) for found in os.listdir(name)):
+            return [read_table(found, in_place=False) for found in files]
     elif os.path.isfile(name) and not name.endswith(SUFFIX):
         # Of the files that this library writes each kind says in its first line or two what it is.
         try:

@@ -11,6 +11,9 @@ in the order of fallback; at a launch that cannot run it the same failure leads 
 keys are reported, and are reproduced as far as the failures repeat. Where several configs were *chosen* for one key (in
 several processes, say under ``chaos`` or ``auto``), one table cannot bring them back, and the report says so.
 
+Kernels of ``config_invariant`` that Triton timed are frozen too, but a policy that lists them leaves them to the clock
+whatever the tables hold: they are named, and such a run is not exact.
+
 Pure: manifests in, tables out.
 """
 
@@ -75,15 +78,17 @@ class Frozen:
     Attributes:
         tables: one for each arch and top-level package, sorted, ready for :func:`tuning.tables.write_table`.
         conflicts: the keys with several configs, sorted.
+        left_to_clock: kernels that Triton timed since the run's policy lists them in ``config_invariant``, sorted.
     """
 
     tables: tuple[TableFile, ...]
     conflicts: tuple[Conflict, ...]
+    left_to_clock: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
-        """Whether a run with the tables launches what the manifests say."""
-        return all(conflict.reproduced for conflict in self.conflicts)
+        """Whether a run with the tables, under the same ``config_invariant``, launches what the manifests say."""
+        return not self.left_to_clock and all(conflict.reproduced for conflict in self.conflicts)
 
 
 def freeze(manifests: Manifest | Iterable[Manifest]) -> Frozen:
@@ -116,7 +121,13 @@ def freeze(manifests: Manifest | Iterable[Manifest]) -> Frozen:
         if conflict is not None:
             conflicts.append(conflict)
     tables = tuple(_table(group, rows, runs) for group, rows in sorted(entries.items()))
-    return Frozen(tables, tuple(conflicts))
+    clock = {
+        launch.kernel
+        for run in runs
+        for launch in run.choices
+        if launch.source == "timed" and launch.kernel in (run.policy.get("config_invariant") or ())
+    }
+    return Frozen(tables, tuple(conflicts), tuple(sorted(clock)))
 
 
 def _source_hashes(runs: Iterable[Manifest]) -> Mapping[tuple[str, str], str]:

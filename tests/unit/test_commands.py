@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from tuning.cli import main
 from tuning.manifest import write_manifest
-from tuning.tables import read_table, write_table
+from tuning.tables import Denied, read_table, write_table
 
 TABLES = Path(__file__).parents[2] / "tables"
 JOURNALS = Path(__file__).parents[2] / "bench" / "data" / "journals"
@@ -134,6 +135,113 @@ def test_export_and_import_of_megatron_tables(capsys, tmp_path):
     assert {Path(path).parent.name for path in back["files"]} >= {"sm100", "sm103"}
     assert main(["import", "--format", "fla", str(tmp_path), "-o", str(tmp_path / "x")]) == 1
     assert "arch" in capsys.readouterr().err
+
+
+def test_what_a_format_does_not_carry_is_said_once_for_each_kind(capsys, tmp_path):
+    assert main(["export", "--format", "megatron", str(TABLES), "-o", str(tmp_path)]) == 1
+    text = capsys.readouterr().out
+    assert len([line for line in text.splitlines() if line.startswith("not carried: ")]) < 10
+    assert "times in all; --json lists each" in text
+    one = TABLES / "sm100" / "mamba_ssm.json"
+    assert main(["export", "--format", "megatron", str(one), "--output", str(tmp_path / "one")]) == 1
+
+
+def test_import_continues_the_table_that_is_there(capsys, tmp_path):
+    table = read_table(TABLES / "sm103" / "mamba_ssm.json")
+    reviewed = replace(
+        table,
+        entries=(replace(table.entries[0], config=table.entries[1].config), table.entries[1]),
+        denied=(Denied(table.entries[2].kernel, table.entries[3].config, None, "races", "a report"),),
+    )
+    out = tmp_path / "ours"
+    write_table(out, reviewed)
+    main(["export", "--format", "megatron", str(TABLES / "sm103" / "mamba_ssm.json"), "-o", str(tmp_path / "theirs")])
+    (theirs,) = (tmp_path / "theirs").rglob("sm103.json")
+    main(["import", "--format", "megatron", str(theirs), "-o", str(out), "--package", "mamba_ssm"])
+    (written,) = (path for path in (out / "sm103").glob("*.json") if path.stem == "mamba_ssm")
+    now = read_table(written)
+    assert now.denied == reviewed.denied
+    assert table.entries[1] in now.entries  # with its evidence
+    main(["import", "--format", "megatron", str(theirs), "-o", str(out), "--package", "mamba_ssm", "--replace"])
+    assert read_table(written).denied == ()
+
+
+def test_merge_takes_tables_and_patterns(capsys, tmp_path):
+    one = TABLES / "sm90" / "mamba_ssm.json"
+    code, found = document(capsys, "merge", str(one), "-o", str(tmp_path / "one"))
+    assert (code, found["journals"], [row["entries"] for row in found["tables"]]) == (0, 0, [16])
+    assert (tmp_path / "one" / "sm90" / "mamba_ssm.json").read_bytes() == one.read_bytes()
+    code, found = document(capsys, "merge", str(TABLES / "sm1*" / "mamba_ssm.json"), "--output", str(tmp_path / "two"))
+    assert (code, [row["arch"] for row in found["tables"]]) == (0, ["sm100", "sm103"])
+    journals = str(JOURNALS / "*")
+    code, found = document(capsys, "merge", journals, str(TABLES), "-o", str(tmp_path / "both"))
+    assert (code, found["journals"]) == (0, 4)
+    assert {(row["arch"], row["denied"]) for row in found["tables"]} >= {("sm90", 2), ("sm120", 12)}
+
+
+@pytest.mark.parametrize("files", [("mamba_ssm.json", "mamba_ssm.json"), ("", "")])
+def test_diff_of_two_archs_pairs_their_entries(files, capsys):
+    code, found = document(
+        capsys, "diff", *(str(TABLES / arch / name) for arch, name in zip(("sm100", "sm103"), files, strict=True))
+    )
+    configs = [change for change in found["changes"] if change["what"] == "config"]
+    assert code == 1
+    assert 0 < len(configs) < 10
+    assert all(change["before"] and change["after"] for change in configs)
+    said = [change for change in found["changes"] if "arch, entries compared across" in change["name"]]
+    assert [(change["before"], change["after"]) for change in said] == [("sm100", "sm103")]
+
+
+def test_freezes_into_one_folder_continue_it(capsys, tmp_path):
+    from stub_kernels import FakeTensor, autotuner, configs, launch
+
+    import tuning
+
+    tuner = autotuner(configs(64, 16, 32))
+    for n in (8, 16):
+        path = str(tmp_path / f"run{n}.json")
+        with tuning.install(tuning.AutotunePolicy(mode="pinned", modules=("stub_kernels",), manifest_path=path)):
+            launch(tuner, FakeTensor(), FakeTensor(), n, flag=True)
+    out = tmp_path / "tables"
+    for n in (8, 16):
+        assert main(["freeze", str(tmp_path / f"run{n}.json"), "-o", str(out)]) == 0
+    (path,) = out.glob("*/*.json")
+    both = read_table(path)
+    assert len(both.entries) == 2
+    assert main(["freeze", str(tmp_path / "run*.json"), "--out", str(tmp_path / "again")]) == 0
+    assert len(read_table(next((tmp_path / "again").glob("*/*.json"))).entries) == 2
+    capsys.readouterr()
+    # What was reviewed stays: evidence of the same choice, and what is denied, which a frozen choice cannot go past.
+    reviewed = [replace(both.entries[0], evidence={"note": "reviewed"}), both.entries[1]]
+    row = Denied(both.entries[1].kernel, both.entries[1].config, both.entries[1].key, "races", "a report")
+    write_table(out, replace(both, entries=tuple(reviewed), denied=(row,)))
+    code, found = document(capsys, "freeze", str(tmp_path / "run*.json"), "-o", str(out))
+    assert (code, found["exact"], len(found["overruled"])) == (1, False, 1)
+    now = read_table(path)
+    assert (now.entries, now.denied) == (tuple(reviewed), (row,))
+    assert main(["freeze", str(tmp_path / "run*.json"), "-o", str(out), "--replace"]) == 0
+    assert read_table(path).denied == ()
+
+
+def test_freeze_names_what_the_clock_will_choose_again(capsys, tmp_path):
+    from stub_kernels import FakeTensor, autotuner, configs, launch
+
+    import tuning
+
+    tuner = autotuner(configs(64, 16, 32))
+    name = f"{tuner.base_fn.__module__}.{tuner.base_fn.__qualname__}"
+    path = tmp_path / "run.json"
+    policy = tuning.AutotunePolicy(
+        mode="pinned", modules=("stub_kernels",), config_invariant=(name,), manifest_path=str(path)
+    )
+    with tuning.install(policy):
+        launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
+    code, found = document(capsys, "freeze", str(path), "-o", str(tmp_path / "tables"))
+    assert (code, found["exact"], found["left_to_clock"]) == (1, False, [name])
+    assert main(["freeze", str(path), "-o", str(tmp_path / "tables")]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{name}: timed by Triton in the run" in text
+    assert "it is in config_invariant; to launch what the run launched, drop it from there" in text
 
 
 def test_freeze_makes_a_table_of_a_manifest(capsys, tmp_path):

@@ -52,9 +52,17 @@ def test_new_and_lost_rows() -> None:
     )
 
 
-def test_the_same_kernel_on_another_arch_is_another_row() -> None:
+def test_the_same_kernel_on_another_arch_is_another_row_where_a_side_has_several() -> None:
+    one, other = table(entry()), table(entry(), arch="sm100")
+    changes = diff_tables([one, other], one)
+    assert [change.what for change in changes if change.what != "header"] == ["config"]
+    assert changes[0].after is None
+
+
+def test_tables_of_one_arch_each_are_compared_across_the_two() -> None:
     changes = diff_tables(table(entry()), table(entry(), arch="sm100"))
-    assert [change.what for change in changes if change.what != "header"] == ["config", "config"]
+    assert [(change.what, change.name.partition(",")[0]) for change in changes] == [("header", "arch")]
+    assert (changes[0].before, changes[0].after) == (table(entry()).arch, "sm100")
 
 
 def test_denied_configs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import glob
 import os
 import re
 import sys
@@ -18,9 +19,11 @@ __all__ = [
     "add_arch",
     "add_journals",
     "add_json",
+    "add_out",
     "add_rule",
     "add_tables",
     "check_archs",
+    "expanded",
     "imports_elsewhere",
     "module_name",
     "no_records",
@@ -36,6 +39,20 @@ _DEVICES |= {"gh200": "sm90", "b200": "sm100", "gb200": "sm100", "b300": "sm103"
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+
+
+def add_out(parser: argparse.ArgumentParser, metavar: str, text: str, *, required: bool = True) -> None:
+    """Add ``--out``, which may be written ``-o`` or ``--output`` too."""
+    parser.add_argument("-o", "--out", "--output", dest="out", required=required, metavar=metavar, help=text)
+
+
+def expanded(paths: Sequence[str]) -> list[str]:
+    """The paths, patterns that no shell has expanded replaced by what they match; one that matches nothing stays."""
+    return [
+        found
+        for path in paths
+        for found in ([path] if os.path.lexists(path) else sorted(glob.glob(path, recursive=True)) or [path])
+    ]
 
 
 def add_journals(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:

@@ -8,14 +8,129 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from .._table_continued import continued
+from .._table_fit import key_of
+from .._words import counted
 from ..checking import modules_of
 from ..errors import InventoryError, TableError
 from ..installation import package_versions
 from ..interception import supported_triton
 from ..inventory import AutotunerInfo, Inventory, take_inventory
-from ..tables import TableFile, bundled_folder, read_table
+from ..journal import SUFFIX
+from ..tables import TableFile, Tables, bundled_folder, read_table, write_table
+from ._common import expanded
 
-__all__ = ["Installed", "installed_autotuners", "package_autotuners", "read_folders"]
+__all__ = [
+    "Installed",
+    "Written",
+    "installed_autotuners",
+    "package_autotuners",
+    "read_folders",
+    "read_tables",
+    "sorted_by_content",
+    "write_tables",
+]
+
+
+def read_tables(paths: Sequence[str]) -> list[TableFile]:
+    """The tables that are given as files, wherever they lie, or as folders of them.
+
+    Raises:
+        TableError: a file is no table, or a folder has none.
+    """
+    found: list[TableFile] = []
+    for path in paths:
+        if os.path.isfile(path):
+            found.append(read_table(path, in_place=False))
+            continue
+        tables, unreadable = read_folders([path], None)
+        if unreadable:
+            raise unreadable[0]
+        found += tables
+    return found
+
+
+def sorted_by_content(paths: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Journals, and files and folders of tables, by what they hold; a folder of both is both.
+
+    What is neither is among the journals, whose reader says what it expected.
+    """
+    journals: list[str] = []
+    tables: list[str] = []
+    for path in paths:
+        # As a pattern may match anything, only files and folders that hold something count of what it matches.
+        matched = [path] if os.path.lexists(path) else expanded([path])
+        for found in matched:
+            has_tables = _has_tables(found)
+            if has_tables:
+                tables.append(found)
+            if os.path.isdir(found):
+                if (not has_tables and matched == [path]) or any(name.endswith(SUFFIX) for name in os.listdir(found)):
+                    journals.append(found)
+            elif not has_tables:
+                journals.append(found)
+    return journals, tables
+
+
+def _has_tables(path: str) -> bool:
+    if os.path.isdir(path):
+        return any(not found.name.startswith(".") for found in Path(path).glob("*/*.json"))
+    if path.endswith(SUFFIX) or not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(64).lstrip()[:1] == b"{"
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class Written:
+    """A table that was written.
+
+    Attributes:
+        path: where.
+        table: what is there now.
+        new: what was to be written.
+        before: the table that it continues; None where there was none, or where it was replaced.
+    """
+
+    path: str
+    table: TableFile
+    new: TableFile
+    before: TableFile | None
+
+    @property
+    def overruled(self) -> tuple[str, ...]:
+        """The new entries that the table before it denies, and that are never used."""
+        tables = Tables(self.table.arch, [[self.table]])
+        return tuple(str(row) for row in self.new.entries if row.config in tables.denied(row.kernel, key_of(row)))
+
+    @property
+    def text(self) -> str:
+        """One line about it."""
+        text = f"{self.path}: {counted(len(self.table.entries), 'entry')}"
+        if self.before is None:
+            return text
+        kept = len(self.table.entries) - len(self.new.entries)
+        changed = {row.identity: row.config for row in self.before.entries}
+        count = sum(changed.get(row.identity, row.config) != row.config for row in self.new.entries)
+        return f"{text}; of the table before it {kept} kept, {count} changed, {len(self.before.denied)} denied"
+
+
+def write_tables(folder: str, tables: Iterable[TableFile], *, replace: bool) -> list[Written]:
+    """Write tables, each continuing the one that is there, unless that is to be replaced.
+
+    Raises:
+        TableError: a table that is there cannot be read, or one cannot be written.
+    """
+    found = []
+    for new in tables:
+        path = Path(folder) / new.arch / f"{new.package}.json"
+        before = read_table(path) if path.exists() and not replace else None
+        table = new if before is None else continued(new, before)
+        found.append(Written(str(write_table(folder, table)), table, new, before))
+    return found
 
 
 def read_folders(folders: Sequence[str], archs: Sequence[str] | None) -> tuple[list[TableFile], list[TableError]]:

@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="compare with a second group of processes too")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for each group of processes")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument(
+        "-o", "--out", "--output", dest="out", type=Path, metavar="FILE", help="write the report as JSON"
+    )
     add_json(parser)
 
 

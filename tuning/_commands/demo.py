@@ -21,7 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..demo import DEVICES
 
     parser.add_argument(
+        "-o",
         "--out",
+        "--output",
+        dest="out",
         metavar="DIR",
         help="folder to leave everything in, new or empty (default: triton-tuning-demo, or the first free of "
         "triton-tuning-demo-2, -3 and so on)",

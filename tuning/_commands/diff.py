@@ -1,5 +1,8 @@
 """Say what changed between two tables, two sets of journals, or the manifests of two runs.
 
+Tables of two archs, one on each side, are compared key by key. A folder of tables is one with <arch>/<package>.json, or
+the <arch> in it alone.
+
 The exit code is 1 where a choice changed: a config for a kernel and key that either side has, or a config that one side
 alone denies. All else, such as evidence, dates, versions, or the rank and host of a run, is shown and does not count.
 """

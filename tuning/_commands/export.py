@@ -1,11 +1,16 @@
-"""Write tables as another system's tuning files."""
+"""Write tables as another system's tuning files.
+
+Exit code 1: something in the tables could not be carried over, as the format has no place for it. The files are written
+all the same; what is missing is named by kind, with an example, and --json lists all.
+"""
 
 from __future__ import annotations
 
 import argparse
 
 from .._console import Console
-from ._common import add_json, imports_elsewhere, module_name
+from ._common import add_json, add_out, expanded, imports_elsewhere, module_name
+from ._losses import show_losses
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -21,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="table files or folders of them; journals for megatron-ranks"
     )
-    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="folder to write in")
+    add_out(parser, "FOLDER", "folder to write in")
     parser.add_argument(
         "--package",
         type=module_name,
@@ -38,7 +43,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from ..interop import FORMATS, write
     from ..inventory import take_inventory
     from ..journal import find_journals, read_journal
-    from ._tables import read_folders
+    from ._tables import read_tables
 
     names = None
     if options.package:
@@ -46,18 +51,14 @@ def run(options: argparse.Namespace, console: Console) -> int:
             names = take_inventory(options.package).autotuners
     if FORMATS[options.format].of_journals:
         journals = [read_journal(path) for path in find_journals(options.paths)]
-        done = write(options.format, (), options.output, names=names, journals=journals)
+        done = write(options.format, (), options.out, names=names, journals=journals)
     else:
-        tables, unreadable = read_folders(options.paths, None)
-        if unreadable:
-            raise unreadable[0]
-        done = write(options.format, tables, options.output, names=names)
+        done = write(options.format, read_tables(expanded(options.paths)), options.out, names=names)
     if options.json:
         losses = [loss.to_json() for loss in done.losses]
         console.json({"version": 1, "files": [str(path) for path in done.files], "losses": losses})
         return int(bool(done.losses))
     for path in done.files:
         console.line(str(path))
-    for loss in done.losses:
-        console.text(f"not carried: {loss}", hanging=2, style="yellow")
+    show_losses(console, done.losses)
     return int(bool(done.losses))

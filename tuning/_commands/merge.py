@@ -5,6 +5,9 @@ Where FOLDER has a table of an arch and package that was recorded, the new one c
 denied, entries that nothing was recorded for stay, and of candidates within noise of each other the one that it has
 stays chosen. --replace starts anew, without reading it. Other tables in FOLDER are left alone.
 
+Tables among the JOURNALs, as files or as folders of them, are merged too, as if they were in FOLDER: what was recorded
+goes over them. Without any journal tables alone are joined.
+
 The result depends on what was measured and on these tables alone, not on the order or the names of the journals.
 """
 
@@ -13,13 +16,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._console import Console
 from .._words import counted
-from ._common import add_journals, add_json, add_rule, no_records
+from ._common import add_journals, add_json, add_out, add_rule, no_records
 from ._progress import reading
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ SUMMARY = "merge journals into tables"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     add_journals(parser)
-    parser.add_argument("-o", "--out", required=True, metavar="FOLDER", help="folder to write the tables to")
+    add_out(parser, "FOLDER", "folder to write the tables to")
     parser.add_argument("--arch", metavar="ARCH", help="merge this arch alone (default: every arch recorded)")
     add_rule(parser)
     parser.add_argument(
@@ -64,11 +67,12 @@ def _date(text: str) -> str:
 class _Folder:
     """The tables that are in the output folder already, for the archs and packages that the journals have."""
 
-    def __init__(self, folder: str, arch: str | None, replace: bool) -> None:
+    def __init__(self, folder: str, arch: str | None, replace: bool, given: Sequence[TableFile]) -> None:
         self._folder = folder
         self._arch = arch
         self._replace = replace
-        self._recorded: set[tuple[str, str]] = set()
+        self._given = given
+        self._recorded = {(table.arch, table.package) for table in given}
         self.found: dict[tuple[str, str], TableFile] = {}
 
     def scan(self, paths: Iterable[str]) -> Iterator[Scan]:
@@ -81,9 +85,10 @@ class _Folder:
             yield scan
 
     def tables(self) -> Iterator[TableFile]:
-        """The tables. To be asked for when the journals have been read, as a merge does."""
+        """The tables, after those given. To be asked for when the journals have been read, as a merge does."""
         from ..tables import read_table
 
+        yield from self._given
         for arch, package in sorted(self._recorded):
             path = self.path(arch, package)
             if not self._replace and self._arch in (None, arch) and path.exists():
@@ -115,15 +120,18 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from ..journal import find_journals
     from ..merge import merge
     from ..tables import write_table
+    from ._tables import read_tables, sorted_by_content
 
     date = options.date or datetime.date.today().isoformat()
-    paths = find_journals(options.journals)
-    folder = _Folder(options.out, options.arch, options.replace)
+    journals, tables = sorted_by_content(options.journals)
+    given = read_tables(tables)
+    paths = find_journals(journals)
+    folder = _Folder(options.out, options.arch, options.replace, given)
     with reading(console, paths, quiet=options.json) as files:
         merged = merge(folder.scan(files), rule=options.rule, arch=options.arch, date=date, tables=folder.tables())
-    if not merged.records:
+    if not merged.records and paths:
         raise no_records("merge", paths)
-    if all(facts.choice is None for facts in merged.keys):
+    if paths and all(facts.choice is None for facts in merged.keys):
         raise JournalError(
             f"merge: no entry comes of {counted(merged.records, 'record')} in {counted(len(paths), 'journal')}: "
             "expected at least one key that was timed in record mode; `triton-tuning report` shows what they hold",

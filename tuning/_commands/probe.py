@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from .._console import Console, UsageError
 from .._words import counted
 from ..errors import DeterminismError, TuningError
-from ._common import add_json, imports_elsewhere
+from ._common import add_json, add_out, imports_elsewhere
 
 if TYPE_CHECKING:
     from ..bitexact.probe import KeyProbe, Probe
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..arguments import add_arguments as add_policy
 
     add_policy(parser)
-    parser.add_argument("--out", metavar="FILE", help="write what was found to this file")
+    add_out(parser, "FILE", "write what was found to this file", required=False)
     parser.add_argument("--inputs", type=_positive, default=5, metavar="N", help="inputs to try (default: 5)")
     parser.add_argument("--repeats", type=_positive, default=2, metavar="N", help="runs on the first one (default: 2)")
     parser.add_argument("--classes", metavar="FOLDER", help="write the classes into the tables of this folder")
