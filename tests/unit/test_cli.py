@@ -18,6 +18,7 @@ from recordings import config, record
 from tuning import __version__, cli
 from tuning._commands import COMMANDS, load
 from tuning._commands._common import check_archs
+from tuning._merge_ties import SPREAD_LIMIT, TOLERANCE
 from tuning.errors import JournalError, PolicyError, TableError
 from tuning.journal import JournalWriter
 from tuning.policy import AutotunePolicy
@@ -826,3 +827,26 @@ def test_what_is_no_dotted_name_is_a_wrong_call(arguments: list[str], capsys: py
         code = left.code
     assert code == 2
     assert "expected a" in capsys.readouterr().err
+
+
+def test_help_explains_the_columns_of_reports_and_the_rule_for_ties(capsys: pytest.CaptureFixture[str]):
+    said = {}
+    for name in ("report", "merge"):
+        with pytest.raises(SystemExit):
+            cli.main([name, "--help"])
+        said[name] = capsys.readouterr().out
+    for column in (
+        "agree",
+        "tied",
+        "failed",
+        "regret",
+        "confidence",
+        "20 %",
+        "slower",
+        "differs",
+        "timed, wins",
+    ):
+        assert f"\n  {column} " in said["report"] or f"\n  {column}, " in said["report"]
+    limits = f"{TOLERANCE:.0%}".replace("%", " %"), f"{SPREAD_LIMIT:.0%}".replace("%", " %")
+    assert all(limit in said["merge"] for limit in limits)
+    assert f"up to {(TOLERANCE + SPREAD_LIMIT) * 100:.0f} % slower" in said["merge"]

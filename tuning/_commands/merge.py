@@ -8,6 +8,11 @@ stays chosen. --replace starts anew, without reading it. Other tables in FOLDER 
 Tables among the JOURNALs, as files or as folders of them, are merged too, as if they were in FOLDER: what was recorded
 goes over them. Without any journal tables alone are joined.
 
+A candidate's time is the median over recordings of each one's 20th percentile. Tied with the fastest are all within 1 %
+of it and its own noise, (median - 20th percentile) / median, of which 15 % count at most; of these the largest in tile
+sizes times stages is chosen, then the one of most warps. So noisy timings may give a choice up to 16 % slower than the
+fastest, and none of the recordings' winners; `report` shows such a key as noisy, and --rule majority chooses by votes.
+
 The result depends on what was measured and on these tables alone, not on the order or the names of the journals.
 """
 

@@ -17,8 +17,25 @@ __all__ = ["SUMMARY", "add_arguments", "run"]
 SUMMARY = "say what journals hold: choices, disagreement, near ties, failures, regret"
 
 
+_WORDS = """Columns:
+  ms          median over the recordings of each recording's median, in milliseconds
+  agree       recordings whose own winner the choice is, of all
+  tied        candidates that timings cannot tell from the choice; `merge --help` has the rule
+  failed      candidates that failed in some recording, and are not chosen
+  regret      the most by which the choice was slower than the fastest candidate of a recording
+  confidence  clear: nothing is tied; tied; noisy: timings spread by more than a tie may cover; single: one recording;
+              none: no choice
+With --details or --kernel, for each candidate:
+  20 %, 80 %  the medians of those percentiles of the recordings' timings, in milliseconds
+  slower      than the fastest candidate, by the 20th percentile
+  differs     how far recordings are apart: from the 20th to the 80th percentile of them, as a part of the time
+  timed, wins recordings that timed it, and those whose winner it was
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
+    parser.epilog = _WORDS
     add_journals(parser)
     parser.add_argument("--arch", metavar="ARCH", help="report on this arch alone (default: every arch recorded)")
     parser.add_argument(
