@@ -82,7 +82,7 @@ def test_each_autotuner_is_shown_with_what_the_run_did_with_it(
     assert cli.main(argv) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "by the policy of the run: 1 outside scope, 2 pinned, 1 singleton, 1 timed; 4 autotuners launched" in text
-    assert "Compiled graphs: timed by Inductor, whatever the policy" in text
+    assert "compiled graphs are Inductor's own, whatever the policy: --inductor names them" in text
 
 
 def test_ranks_are_joined_and_policies_are_not_mixed(package: Any) -> None:
