@@ -163,7 +163,7 @@ class KeyReader:
         }
 
     def specialization(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What the compiler may specialise on at this launch, beyond the key: alignment, width, values equal to 1.
+        """What the compiler may tell launches of one key apart by: alignment, width, values equal to 1, its options.
 
         Deliberately at least as fine as Triton's own rules on every supported version, which differ: too fine means
         one needless retry of a config that cannot be launched, too coarse would launch it again.
@@ -182,4 +182,7 @@ class KeyReader:
                 parts.append((name, "float"))
             else:
                 parts.append((name, encode_value(value)))
+        for name, value in kwargs.items():
+            if name not in self.arg_names and name not in ("grid", "warmup"):
+                parts.append((name, encode_value(value)))  # an option of the compiler, such as num_warps
         return tuple(sorted(parts))

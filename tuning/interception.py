@@ -15,7 +15,9 @@ Recording, the shadow has an empty cache and no disk cache, so that Triton times
 
 **Later launches.** One dict lookup by raw key (see :mod:`tuning._launch_key`), then the JIT launch. ``best_config`` is
 set before each launch: mamba_ssm's backward reads it afterwards to size its reductions. It is one attribute of one
-object, as in Triton: of two threads that launch different keys of one autotuner at once, either may win.
+object, as in Triton: of two threads that launch different keys of one autotuner at once, either may win. A hook that a
+config is given later is called, as in Triton. Another list of candidates is noticed at once; a list that is changed in
+place is noticed at the next new key or new kind of launch, since looking through it would cost every launch.
 
 **Subclasses that need not call Triton's run** are reached by their own ``run``, which is replaced too, also where they
 are defined later (:mod:`tuning._launch_methods` says which): it launches in its own way, on a shadow that has the
@@ -37,10 +39,12 @@ Differences between Triton 3.2 and 3.9 are met here: configs compare by identity
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
 import logging
 import math
+import operator
 import re
 import statistics
 import textwrap
@@ -404,12 +408,11 @@ _WatchOutputs = Callable[[Any, Kernel, "tuple[Any, ...]", Any], "Callable[[Any],
 class _Entry:
     """What a hit needs, for one key of one autotuner."""
 
-    __slots__ = ("config", "decision", "fallbacks", "key", "kwargs", "noted", "pre_hook", "within")
+    __slots__ = ("config", "decision", "fallbacks", "key", "kwargs", "noted", "within")
 
     def __init__(self, config: Any, key: Key, decision: DecisionLike | None) -> None:
         self.config = config
         self.kwargs: dict[str, Any] = config.all_kwargs()
-        self.pre_hook = config.pre_hook
         self.key = key
         self.decision = decision
         self.noted = False  # whether `chosen` was told that this config was launched
@@ -425,11 +428,11 @@ class _Plan:
     __slots__ = (
         "by_text",
         "configs",
-        "count",
         "entries",
         "fast",
         "kernel",
         "lock",
+        "members",
         "pinned",
         "reader",
         "ref",
@@ -447,7 +450,7 @@ class _Plan:
         self.pinned = treatment == "pinned"
         self.kernel = kernel
         self.configs = autotuner.configs
-        self.count = len(autotuner.configs)
+        self.members = tuple(autotuner.configs)
         self.reader = KeyReader(autotuner.arg_names, autotuner.keys, constexpr_names(autotuner.base_fn))
         self.fast = self.reader.fast
         self.entries: dict[Any, _Entry] = {}
@@ -456,13 +459,14 @@ class _Plan:
         self.slots: dict[Any, tuple[tuple[CandidateTiming, ...], Any]] = {}
         self.unkeyed: dict[str, dict[str, str]] = {}
         self.warned: set[str] = set()
-        self.winners: dict[int, dict[Any, Any]] = {}  # what a subclass's own run keeps, by the candidate it was given
+        self.winners: dict[str, dict[Any, Any]] = {}  # what a subclass's own run keeps, by the candidate it was given
         # By key: launches told apart as finely as cheaply, and what of it differs for the compiler.
         self.specializations: dict[str, tuple[set[tuple[Any, ...]], set[str]]] = {}
 
     def is_of(self, autotuner: Any) -> bool:
-        """Whether the candidates are still those that were planned for, so far as their list and its length tell."""
-        return self.configs is autotuner.configs and self.count == len(autotuner.configs)
+        """Whether the candidates are still those that were planned for: the same objects in the same list."""
+        now = autotuner.configs
+        return self.configs is now and len(now) == len(self.members) and all(map(operator.is_, now, self.members))
 
     def remember(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], entry: _Entry) -> None:
         """Let later launches like this one find the entry by raw key."""
@@ -502,6 +506,24 @@ def _shadow(autotuner: Any, **changes: Any) -> Any:
     for name, value in changes.items():
         setattr(shadow, name, value)  # and not into __dict__, which a property of a subclass would hide
     return shadow
+
+
+def _watched(config: Any, of_hook: list[BaseException]) -> Any:
+    """A config to launch; with a hook, a twin that keeps what the hook raises: it is not the config's failure."""
+    hook = config.pre_hook
+    if hook is None:
+        return config
+
+    def pre_hook(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(*args, **kwargs)
+        except BaseException as error:
+            of_hook.append(error)
+            raise
+
+    twin = copy.copy(config)
+    twin.pre_hook = pre_hook
+    return twin
 
 
 def _called(method: Any) -> Callable[..., Any]:
@@ -692,9 +714,9 @@ class Interception:
                 return off_path(original, self, args, kwargs)
             if entry.fallbacks is not None:
                 return relaunch(original, plan, self, entry, args, kwargs)
-            self.best_config = entry.config
-            if entry.pre_hook is not None:
-                entry.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **entry.kwargs})
+            config = self.best_config = entry.config
+            if config.pre_hook is not None:
+                config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **entry.kwargs})
             try:
                 return self.fn.run(*args, **kwargs, **entry.kwargs)
             except resource_errors as error:
@@ -807,7 +829,7 @@ class Interception:
         def alone(shadow: Any, *args: Any, **kwargs: Any) -> Any:
             (chosen,) = shadow.configs
             # One that times even a single candidate keeps its winners here and finds them at later launches.
-            winners = plan.winners.setdefault(id(chosen), {})
+            winners = plan.winners.setdefault(LaunchConfig.of(chosen).text, {})
             shadow = _shadow(shadow, cache=winners, early_config_prune=None, perf_model=None)
             result = original(shadow, *args, **kwargs)
             launched = getattr(shadow, "best_config", chosen)
@@ -832,9 +854,12 @@ class Interception:
         if entry.fallbacks:
             replaced = entry.fallbacks.get(plan.reader.specialization(args, kwargs), entry)
         autotuner.best_config = replaced.config
+        of_hook: list[BaseException] = []
         try:
-            result = alone(_shadow(autotuner, configs=[replaced.config]), *args, **kwargs)
+            result = alone(_shadow(autotuner, configs=[_watched(replaced.config, of_hook)]), *args, **kwargs)
         except self._resource_errors as error:
+            if of_hook:
+                raise
             return self._fall_back(alone, plan, autotuner, replaced, args, kwargs, error)
         with plan.lock:
             known = plan.by_text.setdefault(key.text, entry)
@@ -901,10 +926,13 @@ class Interception:
             plan.lock = threading.RLock()
 
     @staticmethod
-    def _launch(autotuner: Any, entry: _Entry, args: tuple[Any, ...], kwargs: Any) -> Any:
-        autotuner.best_config = entry.config
-        if entry.pre_hook is not None:
-            entry.pre_hook({**dict(zip(autotuner.arg_names, args, strict=False)), **kwargs, **entry.kwargs})
+    def _begin(autotuner: Any, entry: _Entry, args: tuple[Any, ...], kwargs: Any) -> None:
+        config = autotuner.best_config = entry.config
+        if config.pre_hook is not None:
+            config.pre_hook({**dict(zip(autotuner.arg_names, args, strict=False)), **kwargs, **entry.kwargs})
+
+    def _launch(self, autotuner: Any, entry: _Entry, args: tuple[Any, ...], kwargs: Any) -> Any:
+        self._begin(autotuner, entry, args, kwargs)
         return autotuner.fn.run(*args, **kwargs, **entry.kwargs)
 
     def _observe(
@@ -965,9 +993,12 @@ class Interception:
                 entry = plan.by_text.setdefault(key.text, entry)
             return self._relaunch(original, plan, autotuner, entry, args, kwargs)
         autotuner.best_config = entry.config
+        of_hook: list[BaseException] = []
         try:
-            result = original(_shadow(autotuner, configs=[entry.config]), *args, **kwargs)
+            result = original(_shadow(autotuner, configs=[_watched(entry.config, of_hook)]), *args, **kwargs)
         except self._resource_errors as error:
+            if of_hook:
+                raise
             return self._fall_back(original, plan, autotuner, entry, args, kwargs, error)
         self._register(plan, entry, args, kwargs, decision.choice)
         return result
@@ -986,15 +1017,15 @@ class Interception:
             freed = self._freed(original, plan, autotuner, entry, args, kwargs)
             if freed is not None:
                 return self._launch(autotuner, freed, args, kwargs)
-        if entry.fallbacks is not None:
-            replacement = entry.fallbacks.get(plan.reader.specialization(args, kwargs))
-            if replacement is not None:
-                return self._launch(autotuner, replacement, args, kwargs)
+        replaced = entry
+        if entry.fallbacks:
+            replaced = entry.fallbacks.get(plan.reader.specialization(args, kwargs), entry)
+        self._begin(autotuner, replaced, args, kwargs)
         try:
-            result = self._launch(autotuner, entry, args, kwargs)
+            result = autotuner.fn.run(*args, **kwargs, **replaced.kwargs)
         except self._resource_errors as error:
-            return self._fall_back(original, plan, autotuner, entry, args, kwargs, error)
-        if not entry.noted and entry.decision is not None:
+            return self._fall_back(original, plan, autotuner, replaced, args, kwargs, error)
+        if replaced is entry and not entry.noted and entry.decision is not None:
             self._register(plan, entry, args, kwargs, entry.decision.choice)
         return result
 
@@ -1080,14 +1111,20 @@ class Interception:
         kwargs: Any,
         error: BaseException,
     ) -> Any:
-        """The chosen config ran out of resources: launch the next in order that does not, and remember it."""
+        """The chosen config, or what replaces it, ran out of resources: launch the next that does not, and keep that.
+
+        What a hook of a config raises, of another kernel's launch in it for example, is the caller's, whatever it is.
+        """
         assert entry.decision is not None
         choice = entry.decision.choice
+        of_hook: list[BaseException] = []
         for config in self._after(entry):
             autotuner.best_config = config
             try:
-                result = original(_shadow(autotuner, configs=[config]), *args, **kwargs)
+                result = original(_shadow(autotuner, configs=[_watched(config, of_hook)]), *args, **kwargs)
             except self._resource_errors:
+                if of_hook:
+                    raise
                 continue
             if self._keep_fallback(plan, entry, config, args, kwargs):
                 self._tell_of_fallback(choice, config, error)

@@ -403,6 +403,88 @@ def test_a_fallback_on_the_very_first_launch_leaves_later_specializations_pinned
     assert [choice.detail == "" for choice in recorder.choices] == [False, True]
 
 
+def test_what_replaces_a_config_is_replaced_too_where_it_fails_later(recorder):
+    failing = {16}
+
+    def fails(config, named):
+        return OutOfResources(9, 1, "shared memory") if int(dict(config.kwargs)["BLOCK"]) in failing else None
+
+    recorder.block = 16
+    tuner = autotuner(configs(16, 32, 64), stub=StubKernel(fails=fails))
+    launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
+    failing.add(32)
+    for _ in range(2):
+        launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
+    assert blocks(tuner) == [32, 64, 64]
+    assert [choice.launch_config for choice in recorder.choices] == [
+        LaunchConfig.of(tuner.configs[1]),
+        LaunchConfig.of(tuner.configs[2]),
+    ]
+
+
+def test_a_fallback_is_for_launches_with_the_same_options(recorder):
+    class WithOptions(StubKernel):
+        def run(self, *args, option=0, **kwargs):
+            if kwargs["BLOCK"] == (32 if option else 16):
+                raise OutOfResources(9, 1, "shared memory")
+            return super().run(*args, **kwargs)
+
+    recorder.block = 16
+    tuner = autotuner(configs(16, 32, 64), stub=WithOptions())
+    for option in (0, 1, 0, 1):
+        launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True, option=option)
+    assert blocks(tuner) == [32, 16, 32, 16]
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("fallen", [False, True])
+def test_what_a_hook_raises_is_the_callers_whatever_it_is(recorder, known, fallen):
+    broken = OutOfResources(9, 1, "of another kernel")
+    raising = not known
+
+    def hook(named):
+        if raising:
+            raise broken
+
+    recorder.block = 16
+    tuner = autotuner(
+        [triton.Config({"BLOCK": block}, pre_hook=hook) for block in (16, 32, 64)],
+        stub=StubKernel(fails=out_of_resources(*([16] if fallen else []))),
+    )
+    tuner.configs[0].pre_hook = None if fallen else hook
+    if known:
+        launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
+        raising = True
+    with pytest.raises(OutOfResources) as caught:
+        launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
+    assert caught.value is broken
+    assert blocks(tuner) == ([32 if fallen else 16] if known else [])
+
+
+def test_a_hook_that_a_config_is_given_later_is_called(recorder):
+    seen = []
+    tuner = autotuner(configs(16, 32))
+    launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
+    tuner.configs[1].pre_hook = lambda named: seen.append(named["BLOCK"])
+    for n in (8, 9):
+        launch(tuner, FakeTensor(), FakeTensor(), n, flag=True)
+    assert seen == [32, 32]
+
+
+@pytest.mark.parametrize("change", ["del", "replace"])
+def test_candidates_changed_in_place_are_noticed_at_the_next_new_key(recorder, change):
+    tuner = autotuner(configs(16, 32))
+    launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
+    if change == "del":
+        del tuner.configs[1]
+    else:
+        tuner.configs[:] = configs(64, 128)
+    left = [16] if change == "del" else [64]
+    for n in (9, 8):
+        launch(tuner, FakeTensor(), FakeTensor(), n, flag=True)
+    assert blocks(tuner) == [32, *left, *left]
+
+
 def test_when_every_candidate_fails_the_first_error_is_the_callers(recorder):
     tuner = autotuner(configs(16, 32), stub=StubKernel(fails=out_of_resources(16, 32)))
     for _ in range(2):
