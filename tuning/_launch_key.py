@@ -51,19 +51,34 @@ def _is_torch_dtype(value: object) -> bool:
     return kind.__module__ == "torch" and kind.__name__ == "dtype"
 
 
+def _dtype_of(value: object) -> object:
+    return value if _is_torch_dtype(value) else getattr(value, "dtype", None)
+
+
 def constexpr_names(function: Callable[..., Any]) -> frozenset[str]:
-    """Names of the parameters that a kernel's Python function annotates as ``constexpr``."""
+    """Names of the parameters that a kernel's Python function annotates as ``constexpr``, under whatever name.
+
+    An annotation that is text, as all are under ``from __future__ import annotations``, is looked up where the kernel
+    is defined: ``C`` may stand for ``constexpr`` there.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return frozenset()
-    names = set()
-    for parameter in parameters:
-        annotation = parameter.annotation
-        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-        if "constexpr" in text:
-            names.add(parameter.name)
-    return frozenset(names)
+    return frozenset(each.name for each in parameters if _is_constexpr(each.annotation, function))
+
+
+def _is_constexpr(annotation: object, function: Callable[..., Any]) -> bool:
+    if isinstance(annotation, str):
+        if "constexpr" in annotation:
+            return True
+        known = annotation.strip().split(".")
+        namespace = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+        found = {**getattr(function, "__globals__", {}), **namespace}.get(known[0])
+        for name in known[1:]:
+            found = getattr(found, name, None)
+        annotation = found
+    return "constexpr" in getattr(annotation, "__name__", "")
 
 
 class KeyReader:
@@ -81,6 +96,7 @@ class KeyReader:
         self.constexprs = constexprs
         self._dtype_names = tuple(name for name in self.arg_names if name not in constexprs)
         self._encoded: frozenset[str] = frozenset()
+        self._held: frozenset[str] = frozenset()  # parameters that were given a dtype itself
         self.fast: dict[int, Extractor] = {}
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,8 +130,10 @@ class KeyReader:
         """
         named = self.named(args, kwargs)
         awkward = {name for name in self.key_names if name in named and not _is_plain(named[name])}
-        if not awkward <= self._encoded:
+        held = {name for name in self._dtype_names if _is_torch_dtype(named.get(name))}
+        if not awkward <= self._encoded or not held <= self._held:
             self._encoded |= awkward
+            self._held |= held
             self.fast = {}
         count = len(args)
         extractor = self.fast.get(count)
@@ -140,7 +158,9 @@ class KeyReader:
                 lines.append(f"    v{index} = {source}")
                 source = f"v{index}"
             parts += [source, f"{source}.__class__"]
-        parts += [f"dtype({read(name, '')}, 'dtype', None)" for name in self._dtype_names]
+        for name in self._dtype_names:
+            value = read(name, "")
+            parts.append(f"held({value})" if name in self._held else f"dtype({value}, 'dtype', None)")
         unpack = ", ".join([*positional.values(), *(["*_"] if count > len(self.arg_names) else [])])
         body = [
             "def extract(args, kw):",
@@ -148,7 +168,7 @@ class KeyReader:
             *lines,
             f"    return ({''.join(part + ', ' for part in parts)})" if parts else "    return ()",
         ]
-        namespace: dict[str, Any] = {"MISSING": _MISSING, "token": _token, "dtype": getattr}
+        namespace: dict[str, Any] = {"MISSING": _MISSING, "token": _token, "dtype": getattr, "held": _dtype_of}
         exec("\n".join(body), namespace)
         extractor: Extractor = namespace["extract"]
         return extractor

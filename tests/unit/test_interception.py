@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import triton
 from stub_kernels import Bench, FakeTensor, StubKernel, autotuner, configs, launch
+from triton.language import constexpr as C
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.errors import OutOfResources
 
+from tuning._launch_key import constexpr_names
 from tuning.interception import AutotunerFacts, Interception, facts, find_autotuner, source_hash
 from tuning.spec import Choice, Kernel, Key, LaunchConfig, TuningRecord
 
@@ -128,6 +130,29 @@ def test_dtypes_and_typed_values_are_separate_keys(recorder):
     launch(tuner, FakeTensor("torch.bfloat16"), FakeTensor(), 1, flag=True)
     assert len({choice.key.text for choice in recorder.choices}) == 10
     assert len(recorder.decisions) == 10
+
+
+def test_a_dtype_in_place_of_a_tensor_is_its_own_key_at_every_launch(recorder):
+    torch = pytest.importorskip("torch")
+    tuner = autotuner(configs(16, 32))
+    dtypes = [torch.float16, torch.float32, torch.bfloat16]
+    for dtype in [*dtypes, *dtypes, FakeTensor("torch.float16")]:
+        launch(tuner, FakeTensor(), dtype, 8, flag=True)
+    assert [dict(key.dtypes)["y"] for key in recorder.decisions] == ["float16", "float32", "bfloat16"]
+
+
+def aliased(x, dtype: C, n, BLOCK: C):
+    """Names ``constexpr`` otherwise, and by text alone: this module's annotations are not evaluated."""
+
+
+def test_a_constexpr_under_another_name_is_one(recorder):
+    assert constexpr_names(aliased) == {"dtype", "BLOCK"}
+    local = C
+
+    def inner(x, dtype: local, BLOCK: no.such.thing):  # noqa: F821
+        return local
+
+    assert constexpr_names(inner) == {"dtype"}
 
 
 def test_a_value_of_a_new_kind_does_not_disturb_keys_already_known(recorder):
