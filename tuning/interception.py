@@ -1468,11 +1468,13 @@ class _Collector:
                 raise  # not the candidate's: the caller's arguments clash with it, or a hook is broken
             self.timings.append(CandidateTiming(LaunchConfig.of(config), None, _one_line(error)))
             return [math.inf, math.inf, math.inf]
+        finally:
+            reason = _one_line(self._error) if self._error is not None else "infinite time"
+            self._error = None  # its traceback leads back here, and to the arguments
         times = _times(found)
         if all(map(math.isfinite, times)):
             self.timings.append(CandidateTiming(LaunchConfig.of(config), times))
         else:
-            reason = _one_line(self._error) if self._error is not None else "infinite time"
             self.timings.append(CandidateTiming(LaunchConfig.of(config), None, reason))
         return found
 
