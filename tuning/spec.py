@@ -30,6 +30,7 @@ __all__ = [
     "SOURCES",
     "CandidateTiming",
     "Choice",
+    "ComputedOnce",
     "Environment",
     "Json",
     "Kernel",
