@@ -19,6 +19,10 @@ SMALL = DEVICE == "cpu"  # in the interpreter
 BATCH, LENGTH, HEADS, WIDTH = (1, 64, 2, 16) if SMALL else (2, 512, 4, 64)
 RATIO = 0.02
 """Largest root mean square of a difference, as a share of the reference's: float32 inputs, products in tf32."""
+HALF = torch.float16 if SMALL else torch.bfloat16
+"""For kernels that refuse float32. numpy, and so the interpreter, has no bfloat16."""
+HALF_RATIO = 0.04
+"""The same for inputs in :data:`HALF`, whose results are rounded to 8 bits once for each operator on the way."""
 
 _open: list[Any] = []
 
@@ -48,19 +52,30 @@ def inputs(*shapes: Sequence[int]) -> list[torch.Tensor]:
     return [torch.randn(*shape, generator=generator).to(DEVICE).requires_grad_() for shape in shapes]
 
 
-def compare(kernel: Callable[..., Any], reference: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> None:
-    """Outputs and every gradient of two functions."""
-    found = []
-    for function in (reference, kernel):
+def compare(
+    kernel: Callable[..., Any], reference: Callable[..., Any], tensors: Sequence[torch.Tensor], ratio: float = RATIO
+) -> None:
+    """Outputs, and then every gradient, of two functions."""
+
+    def gradients(output: torch.Tensor) -> list[Any]:
         for tensor in tensors:
             tensor.grad = None
-        output = function(*tensors)
-        output.backward(torch.linspace(-1, 1, output.numel(), device=output.device).reshape(output.shape))
-        found.append([output.detach(), *(tensor.grad for tensor in tensors)])
-    for expected, got in zip(*found, strict=True):
-        assert torch.isfinite(got).all()
-        difference = (got.float() - expected.float()).square().mean().sqrt()
-        assert difference <= RATIO * expected.float().square().mean().sqrt() + 1e-6
+        weights = torch.linspace(-1, 1, output.numel(), device=output.device).reshape(output.shape)
+        output.backward(weights.to(output.dtype))
+        return [tensor.grad for tensor in tensors]
+
+    expected, got = reference(*tensors), kernel(*tensors)
+    near(got.detach(), expected.detach(), ratio)  # before the backward, which a package may refuse
+    wanted = gradients(expected)
+    for found, gradient in zip(gradients(got), wanted, strict=True):
+        near(found, gradient, ratio)
+
+
+def near(got: torch.Tensor, expected: torch.Tensor, ratio: float) -> None:
+    """Finite, and within a share of what is expected."""
+    assert torch.isfinite(got).all()
+    difference = (got.float() - expected.float()).square().mean().sqrt()
+    assert difference <= ratio * expected.float().square().mean().sqrt() + 1e-6
 
 
 HEADED = (BATCH, LENGTH, HEADS, WIDTH)
@@ -136,10 +151,59 @@ def test_fla_delta_rule() -> None:
         parts = (q, unit(k), v, beta.sigmoid())
         return reference(*(part.transpose(1, 2) for part in parts))[0].transpose(1, 2)
 
+    def half(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor) -> list[torch.Tensor]:
+        return [part.to(HALF) for part in (q, unit(k), v, beta.sigmoid())]
+
+    # It asserts that its inputs are not float32: the reference computes in float32 from the same rounded ones.
     compare(
-        lambda q, k, v, beta: kernel(q, unit(k), v, beta.sigmoid())[0],
-        expected,
+        lambda *tensors: kernel(*half(*tensors))[0],
+        lambda *tensors: expected(*(part.float() for part in half(*tensors))),
         inputs(HEADED, HEADED, HEADED, HEADED[:3]),
+        HALF_RATIO,
+    )
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Causal softmax attention as torch's own matrix products, with fewer heads of keys and values than of queries."""
+    groups = q.shape[2] // k.shape[2]
+    k, v = (part.repeat_interleave(groups, dim=2) for part in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return torch.einsum("bhqk,bkhd->bqhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+
+GROUPED = (BATCH, LENGTH, HEADS // 2, WIDTH)
+
+
+def test_fla_attention() -> None:
+    """Causal softmax attention, grouped."""
+    kernel = named("fla.ops.attn.parallel_attn")
+    compare(
+        lambda *tensors: kernel(*(part.to(HALF) for part in tensors)),
+        lambda *tensors: attention(*(part.to(HALF).float() for part in tensors)),
+        inputs(HEADED, GROUPED, GROUPED),
+        HALF_RATIO,
+    )
+
+
+def test_fla_stickbreaking_attention() -> None:
+    """Stick-breaking attention, whose kernels are autotuned: each key takes its share of what later ones left."""
+    kernel = named("fla.ops.stickbreaking_attn.parallel_stickbreaking_attn")
+
+    def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        logits = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+        # Key j is seen by queries after it, and is left what the keys between j and the query did not take.
+        seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril(-1)
+        left = torch.nn.functional.logsigmoid(-logits).masked_fill(~seen, 0.0)
+        later = left.flip(-1).cumsum(-1).flip(-1) - left
+        shares = (torch.nn.functional.logsigmoid(logits) + later).exp().masked_fill(~seen, 0.0)
+        return torch.einsum("bhqk,bkhd->bqhd", shares, v)
+
+    compare(
+        lambda *tensors: kernel(*(part.to(HALF) for part in tensors), WIDTH**-0.5)[0],
+        lambda *tensors: expected(*(part.to(HALF).float() for part in tensors)),
+        inputs(HEADED, HEADED, HEADED),
+        HALF_RATIO,
     )
 
 
