@@ -43,6 +43,7 @@ def main() -> None:
     if options.case == "compare":
         sys.exit(comparison.main(options))
     result = importlib.import_module(f"bench.{options.case}").run(options)
+    result = {"case": options.case, **result}
     device = str(result["device"]).lower().replace("nvidia ", "").replace(" ", "_")
     path = results.write(options.name or f"{options.case}_{device}", result, options.out)
     print(f"wrote {path}", file=sys.stderr if getattr(options, "json", False) else sys.stdout)

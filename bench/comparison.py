@@ -27,9 +27,12 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, fl
     """(path, before, after) of every number that both results have, in the order of ``before``.
 
     Raises:
-        ValueError: the results are of different cases, or of different devices, whose figures do not compare.
+        ValueError: the results are of different cases, or of different devices, whose figures do not compare; or one
+            of them does not say which.
     """
     for name in ("case", "device"):
+        if before.get(name) is None or after.get(name) is None:
+            raise ValueError(f"{name}: expected in both results, found {before.get(name)!r} and {after.get(name)!r}")
         if before.get(name) != after.get(name):
             raise ValueError(f"{name}: {before.get(name)!r} and {after.get(name)!r} do not compare")
     found = dict(numbers(after))

@@ -481,7 +481,10 @@ def main() -> int:
         if "error" not in run:
             times = f"first step {run['first_step_s']} s, later {run['later_step_ms']} ms (all processes at once)"
             print(f"      mode {kind}: {times}, convolution {run['convolution']}")
-    result = results.circumstances(("triton", "torch", "mamba-ssm", "causal-conv1d", "fla-core"))
+    result = {
+        "case": "determinism",
+        **results.circumstances(("triton", "torch", "mamba-ssm", "causal-conv1d", "fla-core")),
+    }
     result["command"] = "python bench/determinism_h200.py"
     result["seconds"] = round(time.monotonic() - begun, 1)
     result["claims"] = [{"claim": claim, "holds": holds, "figures": figures} for claim, holds, figures in lines]

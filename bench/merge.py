@@ -149,6 +149,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 path.unlink()
     target = next((row for row in rows if row["ranks"] == TARGET_RANKS and options.keys == TARGET_KEYS), None)
     return {
+        "case": "merge",
         **results.circumstances(("msgpack",)),
         "cores_used": CORES,
         "keys": options.keys,

@@ -65,9 +65,13 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    run = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    )
+    """The commit that is checked out, with ``-dirty`` where tracked files differ from it."""
+    here = Path(__file__).parent
+    described = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    try:
+        run = subprocess.run(described, capture_output=True, text=True, check=False, cwd=here)
+    except OSError:
+        return "unknown"
     return run.stdout.strip() or "unknown"
 
 

@@ -264,6 +264,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     rates = [row["store_requests_per_second"] for row in processes]
     at_target = [row for row in simulated if row["ranks"] == TARGET_RANKS]
     result = {
+        "case": "verification_scale",
         **results.circumstances(("torch", "msgpack")),
         "keys": KEYS,
         "header_bytes": HEADER_BYTES,
