@@ -6,8 +6,9 @@ defaults. ``deterministic``: the mode, with the shipped tables. ``deterministic,
 of unwritten memory left on. ``deterministic, cheapest``: the mode without any table. Before anything is timed each side
 computes the gradients of one step twice: those of the mode must be equal bit for bit, and nothing pinned may time.
 
-So that it is over in less than two minutes, the candidates that the first side has to time are compiled by many
-processes before it starts.
+So that it is over in minutes, the candidates that the first side has to time are compiled by many processes before it
+starts; what they do not finish in ``--compile-seconds``, that side compiles. Sides that are not ready by ``--deadline``
+end the case; when it comes during the turns, what is measured by then is the result, and ``rounds`` says how many.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,58 @@ SWITCHES = (
     ("fill_uninitialized_memory", "deterministic", "deterministic, fill"),
     ("cheapest configs in place of the shipped tables", "deterministic", "deterministic, cheapest"),
 )
-DEADLINE_S = 98.0
+
+
+def add_deadlines(parser: argparse.ArgumentParser) -> None:
+    """Flags of cases that start a :class:`Worker` for each side."""
+    parser.add_argument("--deadline", type=float, default=500.0, metavar="SECONDS", help="for all (default: 500)")
+    parser.add_argument(
+        "--compile-seconds",
+        type=float,
+        default=180.0,
+        metavar="SECONDS",
+        help="after which what is not compiled beforehand is left to the side that times it (default: 180)",
+    )
+
+
+def hear_compilers(compilers: Sequence[Worker]) -> dict[str, float]:
+    """Wait for the processes that compile, and end those that fail or are late: the seconds of the others, by name."""
+
+    def seconds(compiler: Worker) -> float | None:
+        try:
+            return float(compiler.hear()["seconds"])
+        except (RuntimeError, TimeoutError) as error:
+            print(" ".join(str(error).split())[:200], flush=True)
+            compiler.close()
+            return None
+
+    heard = {compiler.name: seconds(compiler) for compiler in compilers}
+    spent = {name: found for name, found in heard.items() if found is not None}
+    if compilers:
+        longest = f", the longest took {max(spent.values()):.1f} s" if spent else ""
+        print(f"{len(spent)} of {len(compilers)} compilers ended well{longest}", flush=True)
+    return spent
+
+
+def take_turns(sides: Mapping[str, Worker], rounds: int, steps: int, deadline: float) -> int:
+    """Let each side run its steps, in turn; how many rounds all sides have done by the deadline.
+
+    A round is begun only where one as long as the longest so far, and what comes after it, still fits.
+
+    Raises:
+        TimeoutError: not one round fitted.
+    """
+    longest = 0.0
+    for number in range(rounds):
+        began = time.monotonic()
+        if number and began + longest + AFTERWARDS_S > deadline:
+            print(f"{number} of {rounds} rounds fit into the time", flush=True)
+            return number
+        for worker in sides.values():
+            worker.tell(str(steps))
+            worker.hear()
+        longest = max(longest, time.monotonic() - began)
+    return rounds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +94,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
     parser.add_argument("--steps", type=int, default=6, help="steps in each turn")
     parser.add_argument("--compilers", type=int, default=11, help="processes that compile candidates beforehand")
+    add_deadlines(parser)
     parser.add_argument("--max-slowdown", type=float, help="exit code 1 if a deterministic step takes longer than so")
     parser.add_argument(
         "--interpret", action="store_true", help="tiny sizes in Triton's interpreter: shows that it works, not a cost"
     )
+
+
+AFTERWARDS_S = 10.0
+"""For what comes after the last turn: results are gathered and written."""
 
 
 class Worker:
@@ -102,31 +161,25 @@ class Worker:
         return found
 
 
-def _measure(options: argparse.Namespace, folder: Path, deadline: float) -> dict[str, tuple[Any, Any]]:
-    """For each side what it said when it was ready, and its times."""
+def _measure(options: argparse.Namespace, folder: Path, deadline: float) -> tuple[int, dict[str, tuple[Any, Any]]]:
+    """How many rounds were done, and for each side what it said when it was ready, and its times."""
     device = "cpu" if options.interpret else "cuda"
     # The interpreter would need minutes to time every candidate: there the default is left out.
     names = SIDES[1:] if options.interpret else SIDES
     workers: list[Worker] = []
-    spent: dict[str, float] = {}
+    compiled = min(deadline, time.monotonic() + options.compile_seconds)
 
-    def start(name: str, *arguments: str) -> Worker:
-        workers.append(Worker(name, folder, deadline, "--side", name, "--device", device, *arguments))
+    def start(name: str, *arguments: str, until: float = deadline) -> Worker:
+        workers.append(Worker(name, folder, until, "--side", name, "--device", device, *arguments))
         return workers[-1]
 
     try:
         compilers = [
-            start(f"compiler {n}", "--compile", f"{n}/{options.compilers}")
+            start(f"compiler {n}", "--compile", f"{n}/{options.compilers}", until=compiled)
             for n in range(0 if options.interpret else options.compilers)
         ]
         sides = {name: start(name) for name in names if name != "default"}
-        for compiler in compilers:
-            # Where one fails the default side compiles what is missing.
-            with contextlib.suppress(RuntimeError):
-                spent[compiler.name] = compiler.hear()["seconds"]
-        if compilers:
-            longest = f", the longest took {max(spent.values()):.1f} s" if spent else ""
-            print(f"{len(spent)} of {len(compilers)} compilers ended well{longest}", flush=True)
+        hear_compilers(compilers)
         ready = {name: worker.hear() for name, worker in sides.items()}
         if "default" in names:
             # Alone on the GPU while it times: all others wait for their turn.
@@ -136,13 +189,10 @@ def _measure(options: argparse.Namespace, folder: Path, deadline: float) -> dict
             facts = ready[name]
             print(f"{name:24} {facts['seconds']:6.1f} s, {facts['benchmarks']} candidates timed", flush=True)
         _check(ready)
-        for _ in range(options.rounds):
-            for worker in sides.values():
-                worker.tell(str(options.steps))
-                worker.hear()
+        rounds = take_turns(sides, options.rounds, options.steps, deadline)
         for worker in sides.values():
             worker.tell("")
-        return {name: (ready[name], sides[name].hear()) for name in names}
+        return rounds, {name: (ready[name], sides[name].hear()) for name in names}
     finally:
         for worker in workers:
             worker.close()
@@ -161,15 +211,21 @@ def _check(ready: dict[str, Any]) -> None:
         raise RuntimeError("filling unwritten memory changed the gradients: something reads it")
 
 
+def inexact(name: str, sources: Iterable[str]) -> list[str]:
+    """The problem of a side that is to be pinned by tables, where a choice is no table's entry for its very key."""
+    counts = Counter(sources)
+    return [] if set(counts) == {"exact"} else [f"{name}: sources {dict(counts)}: expected entries of the tables alone"]
+
+
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the case and return the result."""
     from tuning.bitexact.cost import STEP, RangeTime, RangeTimes
     from tuning.bitexact.cost_table import CostGate, CostRow, join_ranges, write_ranges, write_table
 
     began = time.monotonic()
-    deadline = began + (600.0 if options.interpret else DEADLINE_S)
+    deadline = began + options.deadline
     with tempfile.TemporaryDirectory(prefix="bench-cost-", ignore_cleanup_errors=True) as folder:
-        measured = _measure(options, Path(folder), deadline)
+        rounds, measured = _measure(options, Path(folder), deadline)
     times = {}
     for name, (_, said) in measured.items():
         ranges = {
@@ -203,10 +259,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             switches.append({"switch": text, "off_ms": row.before, "on_ms": row.after, "lost_ms": row.lost})
             print(f"{row.before:9.3f} {row.after:9.3f} {row.lost:9.3f}  {text}")
     problems: list[str] = []
+    if not options.interpret:  # the tables have no key so small
+        for name in ("pinned", "deterministic", "deterministic, fill"):
+            problems += inexact(name, measured[name][0]["sources"])
     if options.max_slowdown is not None:
-        problems = CostGate(ratio=options.max_slowdown, ranges=(STEP,)).problems(tables["deterministic"])
-        for problem in problems:
-            print(problem)
+        problems += CostGate(ratio=options.max_slowdown, ranges=(STEP,)).problems(tables["deterministic"])
+    for problem in problems:
+        print(problem)
     return {
         "case": "cost",
         **results.circumstances(("triton", "torch", "mamba_ssm")),
@@ -214,7 +273,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if not options.interpret
         else "tiny hybrid model in Triton's interpreter",
         "seconds": time.monotonic() - began,
-        "rounds": options.rounds,
+        "rounds": rounds,
         "steps_per_round": options.steps,
         "sides": {
             name: {**facts, "ranges": {key: vars(value) for key, value in times[name].ranges.items()}}

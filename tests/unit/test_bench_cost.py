@@ -83,8 +83,9 @@ def test_the_result_has_every_side_and_the_switches(
     limit: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = measured(default=10, pinned=9, deterministic=15, fill=18, cheapest=20)
-    monkeypatch.setattr(cost, "_measure", lambda *arguments: found)
-    options = argparse.Namespace(interpret=False, out=tmp_path, max_slowdown=limit, rounds=1, steps=3)
+    monkeypatch.setattr(cost, "_measure", lambda *arguments: (1, found))
+    monkeypatch.setattr(cost, "inexact", lambda *arguments: [])
+    options = argparse.Namespace(interpret=False, out=tmp_path, max_slowdown=limit, rounds=1, steps=3, deadline=9)
     result = cost.run(options)
     assert {row["switch"]: row["lost_ms"] for row in result["switches"]} == {
         "configs from the shipped tables in place of timing": -1,
@@ -103,3 +104,53 @@ def test_the_result_has_every_side_and_the_switches(
     assert len(list(tmp_path.glob("cost_*.csv"))) == 7
     json.dumps(result)
     assert "fill_uninitialized_memory" in capsys.readouterr().out
+
+
+def test_a_pinned_side_without_its_own_entries_is_a_problem() -> None:
+    assert cost.inexact("pinned", ["exact", "exact"]) == []
+    assert cost.inexact("pinned", ["exact", "nearest"]) == [
+        "pinned: sources {'exact': 1, 'nearest': 1}: expected entries of the tables alone"
+    ]
+    assert cost.inexact("pinned", [])
+
+
+class Scripted:
+    """Stands in for a worker: answers, fails or is late."""
+
+    def __init__(self, name: str, answer: Any) -> None:
+        self.name, self.answer, self.closed, self.turns = name, answer, False, 0
+
+    def hear(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def tell(self, line: str) -> None:
+        self.turns += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_compiler_that_fails_or_is_late_does_not_end_the_case(capsys: pytest.CaptureFixture[str]) -> None:
+    good = Scripted("good", {"seconds": 2.0})
+    bad = [Scripted("late", TimeoutError("late: not done in time")), Scripted("dead", RuntimeError("dead ended"))]
+    assert cost.hear_compilers([bad[0], good, bad[1]]) == {"good": 2.0}  # type: ignore[list-item]
+    assert [worker.closed for worker in (*bad, good)] == [True, True, False]
+    assert "1 of 3 compilers ended well" in capsys.readouterr().out
+
+
+def test_turns_end_before_the_deadline_with_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(cost.time, "monotonic", lambda: now[0])
+
+    class Slow(Scripted):
+        def hear(self) -> Any:
+            now[0] += 10
+
+    sides = {name: Slow(name, None) for name in "ab"}
+    assert cost.take_turns(sides, 5, 8, 1000.0) == 5  # type: ignore[arg-type]
+    now[0] = 0.0
+    # A round takes 20 s, what follows 10: the third would end at 60 and be written by 70.
+    assert cost.take_turns(sides, 5, 8, 65.0) == 2  # type: ignore[arg-type]
+    assert [side.turns for side in sides.values()] == [7, 7]
