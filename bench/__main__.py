@@ -44,8 +44,7 @@ def main() -> None:
         sys.exit(comparison.main(options))
     result = importlib.import_module(f"bench.{options.case}").run(options)
     result = {"case": options.case, **result}
-    device = str(result["device"]).lower().replace("nvidia ", "").replace(" ", "_")
-    path = results.write(options.name or f"{options.case}_{device}", result, options.out)
+    path = results.write(options.name, result, options.out)
     print(f"wrote {path}", file=sys.stderr if getattr(options, "json", False) else sys.stdout)
     if result.get("problems"):
         sys.exit(1)

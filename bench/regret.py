@@ -18,6 +18,9 @@ rule               what it knows
 ``floor``          the best that *any* function of arch and candidate list could do: keys that share them share its pick
 =================  =====================================================================================================
 
+A pick that cannot launch has no regret. The plain figures leave it out, and so flatter a rule that fails: they are of
+the picks that launch alone, and marked with ``*`` where there are others. A penalised mean counts each as 16.
+
 Each kernel weighs the same in the geometric means: over its keys first, then over kernels. Sums of time weigh by time.
 
 ``--fit`` looks for the constants of ``model`` on a grid of round values, by coordinate descent from several starts, and
@@ -40,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.results import circumstances
+from bench.results import path_of as results_path
 from tuning.errors import TuningError
 from tuning.journal import find_journals, scan_journal
 from tuning.merge import merge
@@ -50,7 +54,7 @@ from tuning.tables import TableFile, Tables, load_tables
 
 RULES = ("table", "nearest key", "nearest arch", "model", "cheapest", "first", "median", "floor")
 FAILING = 16.0
-"""What a pick that cannot launch counts as in a fit, where another would launch."""
+"""What a pick that cannot launch counts as in a fit and in penalised means, where another would launch."""
 
 GRID: Mapping[str, tuple[int, ...]] = {
     "middle": (0, 1, 2, 4),
@@ -214,6 +218,7 @@ def _floor(samples: Sequence[Sample]) -> dict[int, LaunchConfig]:
 def measure(samples: Sequence[Sample], pick: Callable[[Sample], LaunchConfig | None]) -> dict[str, Any]:
     """Figures of one rule: regret by kernel and over all, and how many of its picks cannot launch."""
     by_kernel: defaultdict[str, list[float]] = defaultdict(list)
+    penalised: defaultdict[str, list[float]] = defaultdict(list)
     failing = 0
     chosen_ms = best_ms = 0.0
     answered = 0
@@ -223,10 +228,12 @@ def measure(samples: Sequence[Sample], pick: Callable[[Sample], LaunchConfig | N
             continue
         answered += 1
         regret = sample.regret(config)
+        kernel = f"{sample.kernel.qualified_name} ({sample.arch})"
+        penalised[kernel].append(FAILING if regret is None else regret)
         if regret is None:
             failing += 1
             continue
-        by_kernel[f"{sample.kernel.qualified_name} ({sample.arch})"].append(regret)
+        by_kernel[kernel].append(regret)
         chosen_ms += regret * sample.best
         best_ms += sample.best
     kernels = {name: {"geomean": _geomean(found), "worst": max(found)} for name, found in sorted(by_kernel.items())}
@@ -236,6 +243,8 @@ def measure(samples: Sequence[Sample], pick: Callable[[Sample], LaunchConfig | N
         "geomean_over_keys": _geomean([regret for found in by_kernel.values() for regret in found]),
         "worst": max((each["worst"] for each in kernels.values()), default=math.nan),
         "time_over_best": chosen_ms / best_ms if best_ms else math.nan,
+        "penalised_geomean": _geomean([_geomean(found) for found in penalised.values()]),
+        "partial": failing > 0,
         "over_2": sum(regret > 2 for found in by_kernel.values() for regret in found),
         "failing": failing,
         "failing_share": failing / answered if answered else 0.0,
@@ -380,7 +389,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         print(json.dumps(result, indent=1))
     else:
         show(result)
+    _keep_fit(results_path(options.name, result, options.out), result)
     return result
+
+
+def _keep_fit(path: Path, result: Mapping[str, Any]) -> None:
+    """Refuse to put a result without a fit in place of one that has it, which takes long to find."""
+    if "fit" not in result and path.exists() and "fit" in json.loads(path.read_text(encoding="utf-8")):
+        raise SystemExit(
+            f"{path}: holds a fit, which this result has not: nothing is written; give --fit, --name or --out"
+        )
 
 
 def _row_of(sample: Sample) -> dict[str, Any]:
@@ -423,14 +441,20 @@ def show(result: Mapping[str, Any]) -> None:
         )
     print()
     for label, figure, form in (
-        ("geometric mean over kernels", "geomean", "14.3f"),
-        ("geometric mean over keys", "geomean_over_keys", "14.3f"),
-        ("worst", "worst", "14.3f"),
-        ("sum of time over the best's", "time_over_best", "14.3f"),
-        ("keys above 2", "over_2", "14d"),
-        ("picks that cannot launch", "failing", "14d"),
+        ("geometric mean over kernels", "geomean", ".3f"),
+        ("the same, a failing pick as 16", "penalised_geomean", ".3f"),
+        ("geometric mean over keys", "geomean_over_keys", ".3f"),
+        ("worst", "worst", ".3f"),
+        ("sum of time over the best's", "time_over_best", ".3f"),
+        ("keys above 2", "over_2", "d"),
+        ("picks that cannot launch", "failing", "d"),
     ):
-        print(f"{label:{width}}" + "".join(format(rules[rule][figure], form) for rule in RULES))
+        whole = figure in ("penalised_geomean", "failing")
+        marks = ["*" if rules[rule]["partial"] and not whole else "" for rule in RULES]
+        cells = [f"{format(rules[rule][figure], form)}{mark}" for rule, mark in zip(RULES, marks, strict=True)]
+        print(f"{label:{width}}" + "".join(f"{cell:>14}" for cell in cells))
+    if any(rules[rule]["partial"] for rule in RULES):
+        print("* of the picks that launch alone")
     device = " ".join(result["recorded"]["device"])
     print(f"\n{len(result['keys'])} keys of {len(names)} kernels, recorded on {device}")
     if "fit" in result:

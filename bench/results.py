@@ -10,7 +10,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +75,16 @@ def _commit() -> str:
     return run.stdout.strip() or "unknown"
 
 
-def write(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
+def path_of(name: str | None, result: Mapping[str, Any], folder: Path | None = None) -> Path:
+    """Where a result goes: by default into the results folder, named after its case and device."""
+    device = str(result["device"]).lower().replace("nvidia ", "").replace(" ", "_")
+    return (RESULTS if folder is None else folder) / f"{name or '_'.join([result['case'], device])}.json"
+
+
+def write(name: str | None, result: dict[str, Any], folder: Path | None = None) -> Path:
     """Write one result as JSON under the results folder."""
-    folder = RESULTS if folder is None else folder
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
+    path = path_of(name, result, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(result, indent=1, sort_keys=False) + "\n")
     return path
 

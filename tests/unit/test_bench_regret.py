@@ -63,6 +63,9 @@ def test_each_rule_is_charged_with_its_own_pick(tmp_path: Path) -> None:
     failing = regret.measure([sample], lambda _: config(128))
     assert (failing["failing"], failing["failing_share"], failing["kernels"]) == (1, 1.0, {})
     assert math.isnan(failing["geomean"])
+    assert failing["penalised_geomean"] == pytest.approx(regret.FAILING)
+    assert (failing["partial"], figures["partial"]) == (True, False)
+    assert figures["penalised_geomean"] == figures["geomean"]
 
 
 def test_a_held_out_key_sees_the_other_keys_and_a_held_out_arch_none(tmp_path: Path) -> None:
@@ -89,6 +92,32 @@ def test_kernels_weigh_the_same_whatever_their_number_of_keys(tmp_path: Path) ->
     assert figures["geomean_over_keys"] == pytest.approx(4 ** (3 / 4))
     assert figures["time_over_best"] == pytest.approx(13 / 4)
     assert figures["over_2"] == 3
+
+
+def test_a_rule_whose_picks_fail_is_marked_and_penalised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [record({128: None, 16: 2.0, 32: 1.0}, key=key(1)), record({64: 1.0, 16: 3.0}, key=key(2))]
+    paths = recorded(tmp_path, records)
+    options = argparse.Namespace(
+        journals=paths, table=[], recorded="", fit=False, json=False, plot=None, name=None, out=tmp_path
+    )
+    first = regret.run(options)["rules"]["first"]
+    assert (first["geomean"], first["failing"], first["partial"]) == (1.0, 1, True)
+    assert first["penalised_geomean"] == pytest.approx(4.0)
+    rows = {line[:32].strip(): line.split() for line in capsys.readouterr().out.splitlines()}
+    at = regret.RULES.index("first") - len(regret.RULES)
+    assert rows["geometric mean over kernels"][at] == "1.000*"
+    assert rows["the same, a failing pick as 16"][at] == "4.000"
+
+
+def test_a_result_without_a_fit_does_not_replace_one_that_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "regret_nvidia.json"
+    regret._keep_fit(path, {})
+    path.write_text(json.dumps({"fit": {}}))
+    regret._keep_fit(path, {"fit": {}})
+    with pytest.raises(SystemExit, match="holds a fit, which this result has not: nothing is written"):
+        regret._keep_fit(path, {})
+    path.write_text("{}")
+    regret._keep_fit(path, {})
 
 
 def test_the_floor_gives_equal_lists_one_pick(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def test_a_commit_says_when_the_files_are_not_its_own(tmp_path: Path, monkeypatc
 
 
 def test_a_result_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = results.write("a", {"n": 1}, tmp_path)
+    path = results.write("a", {"n": 1, "device": "none"}, tmp_path)
     monkeypatch.setattr(Path, "replace", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        results.write("a", {"n": 2}, tmp_path)
-    assert json.loads(path.read_text()) == {"n": 1}
+        results.write("a", {"n": 2, "device": "none"}, tmp_path)
+    assert json.loads(path.read_text()) == {"n": 1, "device": "none"}
