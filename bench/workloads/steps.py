@@ -17,10 +17,13 @@ __all__ = ["FILLS", "import_package", "prepare"]
 
 
 def import_package(name: str) -> None:
-    """Make the submodules of a package importable where its compiled parts are missing.
+    """Make the modules of a package that hold its Triton kernels importable, alone.
 
-    Triton kernels need none of them. A module object that knows only the package's folder stands in for each package
-    whose ``__init__`` cannot be imported.
+    They need none of the compiled parts, so that those may be missing. For mamba_ssm a module object that knows only
+    the package's folder stands in where its extension is not built. For Transformer Engine and megatron-core such
+    objects always stand in for the packages whose ``__init__`` imports compiled parts or most of the rest, unless a
+    package is imported already: what is launched, and so recorded, is then the same on each machine. With them goes the
+    matrix product that Transformer Engine's mHC takes from a compiled part: torch's is in its place.
     """
     if name == "mamba":
         import_mamba_ssm()
@@ -54,7 +57,11 @@ def _stand_in(package: str) -> None:
 
 
 def _without_gemm() -> None:
-    """Transformer Engine's mHC calls its own matrix product, a compiled part, for some gradients: torch's does here."""
+    """Transformer Engine's mHC calls its own matrix product, a compiled part, for some gradients: torch's does here.
+
+    Also where that part is built: between the stand-ins its package would load by half. The product is no Triton
+    kernel, and nothing of it is in the key of one.
+    """
     name = "transformer_engine.pytorch.cpp_extensions.gemm"
     if name in sys.modules:
         return
