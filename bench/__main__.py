@@ -13,6 +13,7 @@ CASES = {
     "nccl": "several ranks: recorded at once and pinned, stock, chaos, and the cost of a check (GPUs, or a stub)",
     "launch": "host cost of a pinned launch beside the bare JIT function and stock Triton (GPU, or a stub anywhere)",
     "ssd": "record, merge and pin Mamba-2's SSD step in fresh processes, beside stock Triton (GPU)",
+    "step": "time of the SSD step: stock, pinned, cheapest, each with deterministic algorithms off and on (GPU)",
     "record": "record many workloads for the tables: collect launches, compile all candidates, time alone (GPU)",
     "probe": "bit classes of the SSD step's kernels: which candidates compute the same bits (GPU, or the interpreter)",
     "bitexact": "digests and their speed, planted faults that are caught, and the bit-exact suite (GPU, or CPU)",

@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bench import results
 
@@ -68,7 +68,7 @@ def hear_compilers(compilers: Sequence[Worker]) -> dict[str, float]:
     return spent
 
 
-def take_turns(sides: Mapping[str, Worker], rounds: int, steps: int, deadline: float) -> int:
+def take_turns(sides: Mapping[str, TakesTurns], rounds: int, steps: int, deadline: float) -> int:
     """Let each side run its steps, in turn; how many rounds all sides have done by the deadline.
 
     A round is begun only where one as long as the longest so far, and what comes after it, still fits.
@@ -99,6 +99,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interpret", action="store_true", help="tiny sizes in Triton's interpreter: shows that it works, not a cost"
     )
+
+
+class TakesTurns(Protocol):
+    """A side that is told to run some steps, and says when they are done."""
+
+    def tell(self, line: str) -> None:
+        """Have so many steps run."""
+
+    def hear(self) -> dict[str, Any]:
+        """Wait for them."""
 
 
 AFTERWARDS_S = 10.0

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def per_step(durations: dict[str, list[float]], steps: int) -> dict[str, dict[st
     return found
 
 
-def compare_outputs(folder: Path) -> dict[str, dict[str, float]]:
+def compare_outputs(folder: Path, sides: Sequence[str] = SIDES) -> dict[str, dict[str, float]]:
     """The largest difference between the sides' results, for each tensor, as a share of the first side's.
 
     Raises:
@@ -74,9 +74,9 @@ def compare_outputs(folder: Path) -> dict[str, dict[str, float]]:
     """
     import torch
 
-    first, *others = (torch.load(folder / f"{side}.pt", weights_only=True) for side in SIDES)
+    first, *others = (torch.load(folder / f"{side}.pt", weights_only=True) for side in sides)
     found: dict[str, dict[str, float]] = {}
-    for side, tensors in zip(SIDES[1:], others, strict=True):
+    for side, tensors in zip(sides[1:], others, strict=True):
         if tensors.keys() != first.keys():
             raise RuntimeError(f"{side}: computes {sorted(tensors)}, not {sorted(first)}")
         found[side] = {}
@@ -85,7 +85,7 @@ def compare_outputs(folder: Path) -> dict[str, dict[str, float]]:
             share = float(difference / expected.double().square().mean().sqrt())
             found[side][name] = share
             if not share <= TOLERANCE:
-                raise RuntimeError(f"{side}: {name} differs from {SIDES[0]}'s by {share:.3g} of it, over {TOLERANCE}")
+                raise RuntimeError(f"{side}: {name} differs from {sides[0]}'s by {share:.3g} of it, over {TOLERANCE}")
     return found
 
 

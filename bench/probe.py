@@ -22,6 +22,9 @@ from bench import results
 
 SMALL = {"seqlen": 32, "nheads": 1, "headdim": 16, "ngroups": 1, "dstate": 16, "chunk_size": 16, "dtype": "float32"}
 
+TURNS, STEPS = 3, 4
+"""Turns of a pinned step and of one that is timed within its classes, and the timed steps in each."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of this case."""
@@ -86,25 +89,30 @@ def _timed_within(workloads: list[Any], policy: Any, tables: Path, sync: Any) ->
     import tuning
     from bench.workloads import digest
 
+    digests: dict[str, list[list[str]]] = {"pinned": [], "timed": []}
+    times: dict[str, list[float]] = {"pinned": [], "timed": []}
     found: dict[str, Any] = {}
-    for within in ("pinned", "timed"):
-        with tuning.install(replace(policy, table_path=(str(tables),), within_class=within)) as installed:
-            digests = [digest(workload.step()) for workload in workloads]
-            times = []
-            for _ in range(10):
-                sync()
-                began = time.perf_counter()
-                workloads[0].step()
-                sync()
-                times.append(1e3 * (time.perf_counter() - began))
-            found[within] = {
-                "digests": digests,
-                "median_step_ms": statistics.median(times),
-                "benchmarks": installed.benchmarks,
-                "timed_within_class": sum(choice.source == "timed" for choice in installed.choices),
-                "other_config_than_pinned": sum("within the class" in choice.detail for choice in installed.choices),
-            }
-    found["same bits"] = found["pinned"]["digests"] == found["timed"]["digests"]
+    for _ in range(TURNS):
+        for within, taken in times.items():
+            # Timed again in each turn, within the classes: its bits are to be those of the pinned one each time.
+            with tuning.install(replace(policy, table_path=(str(tables),), within_class=within)) as installed:
+                digests[within].append([digest(workload.step()) for workload in workloads])
+                for _ in range(STEPS):
+                    sync()
+                    began = time.perf_counter()
+                    workloads[0].step()
+                    sync()
+                    taken.append(1e3 * (time.perf_counter() - began))
+                found[within] = {
+                    "digests": digests[within][0],
+                    "median_step_ms": statistics.median(taken),
+                    "benchmarks": installed.benchmarks,
+                    "timed_within_class": sum(choice.source == "timed" for choice in installed.choices),
+                    "other_config_than_pinned": sum(
+                        "within the class" in choice.detail for choice in installed.choices
+                    ),
+                }
+    found["same bits"] = all(each == digests["pinned"][0] for each in (*digests["pinned"], *digests["timed"]))
     return found
 
 
