@@ -23,7 +23,14 @@ from ._launch_key import KeyReader, constexpr_names
 from ._launch_pointers import copies_to_replay
 from ._launch_within import capturing
 from ._patches import Patch, take_back
-from .interception import current_arch, live_candidates, running_under_interpreter, source_hash, supported_triton
+from .interception import (
+    current_arch,
+    kernel_name,
+    live_candidates,
+    running_under_interpreter,
+    source_hash,
+    supported_triton,
+)
 from .spec import Kernel, Key
 
 __all__ = ["Reached", "compiler_identity", "readers_of_best_config", "uses_atomics", "watch_launches"]
@@ -71,7 +78,7 @@ class Reached:
 
 
 @contextmanager
-def watch_launches(in_scope: Callable[[str], bool], reached: Callable[[Reached], Any]) -> Iterator[None]:
+def watch_launches(in_scope: Callable[[str], bool], reached: Callable[[Reached], Any]) -> Iterator[Callable[[], None]]:
     """Tell of every launch of an autotuner in scope that has several candidates, while the block runs.
 
     Not of those that a graph captures: a replay would be captured with them, or end the capture.
@@ -81,52 +88,65 @@ def watch_launches(in_scope: Callable[[str], bool], reached: Callable[[Reached],
         reached: called before the launch. It returns a live config to launch that one, or None to let what is installed
             choose. It may replay the launch: launches from inside of it are not told of.
 
+    Yields:
+        What to call once a policy has been installed meanwhile: it stands above the watch, and launches past it.
+
     Raises:
         UnsupportedTritonError: see :func:`tuning.interception.supported_triton`.
     """
     supported_triton()
     from triton.runtime.autotuner import Autotuner
 
-    beneath = vars(Autotuner)["run"]
     readers: weakref.WeakKeyDictionary[Any, tuple[KeyReader, Kernel]] = weakref.WeakKeyDictionary()
     busy = threading.local()
-    watching = True
+    patches: list[Patch] = []
+    top: Any = None
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not watching or getattr(busy, "now", False) or len(self.configs) < 2 or capturing():
-            return beneath(self, *args, **kwargs)
-        known = readers.get(self)
-        if known is None:
-            function = self.base_fn
-            kernel = Kernel(f"{function.__module__}.{function.__qualname__}", source_hash(function))
-            known = readers[self] = (KeyReader(self.arg_names, self.keys, constexpr_names(function)), kernel)
-        reader, kernel = known
-        if not in_scope(kernel.qualified_name):
-            return beneath(self, *args, **kwargs)
-        form = form_name(launch_form(reader, args, kwargs))
-        launch = Reached(self, kernel, reader.typed(args, kwargs), current_arch(), form, args, kwargs)
-        busy.now = True
-        before = self.__dict__.get("best_config")
-        try:
-            config = reached(launch)
-        finally:
-            busy.now = False
-            if before is not None:
-                self.best_config = before
-            else:
-                self.__dict__.pop("best_config", None)
-        if config is not None:
-            return launch.launch(config, args, kwargs)
-        return beneath(self, *args, **kwargs)
+    def watch() -> None:
+        """Stand above what is there; a watch further down passes everything through from then on."""
+        nonlocal top
+        beneath = vars(Autotuner)["run"]
+        top = watched(beneath)
+        patches.append(Patch(Autotuner, "run", beneath, top))
+        setattr(Autotuner, "run", top)  # noqa: B010
 
-    run.__name__, run.__qualname__, run.__wrapped__ = "run", beneath.__qualname__, beneath  # type: ignore[attr-defined]
-    patch = Patch(Autotuner, "run", beneath, run)
-    setattr(patch.owner, patch.name, patch.replacement)
+    def watched(beneath: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if top is not run or getattr(busy, "now", False) or len(self.configs) < 2 or capturing():
+                return beneath(self, *args, **kwargs)
+            known = readers.get(self)
+            if known is None:
+                function = self.base_fn
+                kernel = Kernel(kernel_name(function), source_hash(function))
+                known = readers[self] = (KeyReader(self.arg_names, self.keys, constexpr_names(function)), kernel)
+            reader, kernel = known
+            if not in_scope(kernel.qualified_name):
+                return beneath(self, *args, **kwargs)
+            form = form_name(launch_form(reader, args, kwargs))
+            launch = Reached(self, kernel, reader.typed(args, kwargs), current_arch(), form, args, kwargs)
+            busy.now = True
+            before = self.__dict__.get("best_config")
+            try:
+                config = reached(launch)
+            finally:
+                busy.now = False
+                if before is not None:
+                    self.best_config = before
+                else:
+                    self.__dict__.pop("best_config", None)
+            if config is not None:
+                return launch.launch(config, args, kwargs)
+            return beneath(self, *args, **kwargs)
+
+        run.__name__, run.__qualname__, run.__wrapped__ = "run", beneath.__qualname__, beneath  # type: ignore[attr-defined]
+        return run
+
+    watch()
     try:
-        yield
+        yield watch
     finally:
-        watching = False
-        take_back([patch])
+        top = None
+        take_back(reversed(patches))
 
 
 def compiler_identity() -> str:
@@ -180,7 +200,8 @@ def readers_of_best_config(kernel: Kernel) -> tuple[str, ...]:
     """
     found = []
     for name in sorted(sys.modules):
-        if name.partition(".")[0] != kernel.package:
+        spec = getattr(sys.modules[name], "__spec__", None) if name == "__main__" else None
+        if (name if spec is None else spec.name).partition(".")[0] != kernel.package:
             continue
         tree = _module_tree(name)
         nodes = ast.walk(tree) if tree is not None else ()

@@ -75,6 +75,7 @@ __all__ = [
     "device_facts",
     "facts",
     "find_autotuner",
+    "kernel_name",
     "launch_specialization",
     "live_candidates",
     "resource_errors",
@@ -241,10 +242,18 @@ class AutotunerFacts:
     on_object: bool = False
 
 
+def kernel_name(function: Any) -> str:
+    """Module and qualified name; what ``python -m pkg.train`` runs is ``pkg.train``, as where it is imported."""
+    module = function.__module__
+    if module in ("__main__", "__mp_main__"):  # the latter in a process that multiprocessing spawned
+        spec = getattr(function, "__globals__", {}).get("__spec__")
+        module = "__main__" if spec is None else spec.name
+    return f"{module}.{function.__qualname__}"
+
+
 def _kernel_of(autotuner: Any) -> Kernel:
     function = autotuner.base_fn
-    name = f"{function.__module__}.{function.__qualname__}"
-    return Kernel(name, source_hash(function))
+    return Kernel(kernel_name(function), source_hash(function))
 
 
 def facts(autotuner: Any) -> AutotunerFacts:

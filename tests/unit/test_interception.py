@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.errors import OutOfResources
 
 from tuning._launch_key import constexpr_names
-from tuning.interception import AutotunerFacts, Interception, facts, find_autotuner, source_hash
+from tuning.interception import AutotunerFacts, Interception, facts, find_autotuner, kernel_name, source_hash
 from tuning.spec import Choice, Kernel, Key, LaunchConfig, TuningRecord
 
 pytestmark = pytest.mark.stub
@@ -239,6 +240,24 @@ def test_undo_restores_exactly_what_was_there():
     tuner = autotuner(configs(16, 32, 64), bench=None)
     launch(tuner, FakeTensor(), FakeTensor(), 8, flag=True)
     assert tuner.do_bench.calls == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "module", "expected"),
+    [
+        ("pkg.train", "__main__", "pkg.train.kernel"),
+        ("pkg.train", "__mp_main__", "pkg.train.kernel"),
+        ("__main__", "__main__", "__main__.kernel"),
+        (None, "__main__", "__main__.kernel"),
+        (None, "__mp_main__", "__main__.kernel"),
+        ("pkg.train", "pkg.other", "pkg.other.kernel"),
+    ],
+)
+def test_a_kernel_of_a_module_that_is_run_has_the_name_that_it_is_imported_by(spec, module, expected):
+    """``python -m pkg.train`` has a spec with the name; a folder's is ``__main__``, and a script has none."""
+    names: dict[str, Any] = {"__spec__": spec and ModuleSpec(spec, None), "__name__": module}
+    exec("def kernel(): pass", names)
+    assert kernel_name(names["kernel"]) == expected
 
 
 def test_undo_leaves_somebody_elses_patch_alone(caplog, monkeypatch):

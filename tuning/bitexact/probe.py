@@ -81,6 +81,7 @@ class Probe:
         arch, device, multiprocessors, compiler: where, and by which compiler.
         keys: what was found, in the order of launch.
         incomplete: why the program was not probed to its end; empty where it was.
+        watch_again: while launches are probed: to call once another policy has been installed, which stands above.
     """
 
     arch: str = ""
@@ -89,6 +90,7 @@ class Probe:
     compiler: str = ""
     keys: list[KeyProbe] = field(default_factory=list)
     incomplete: str = ""
+    watch_again: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -253,7 +255,7 @@ def probe_launches(
         if lines:
             raise DeterminismError(f"bit classes are contradicted: {'; '.join(lines)}. Probe anew, and pin until then")
 
-    with watch_launches(in_scope, reached):
+    with watch_launches(in_scope, reached) as probe.watch_again:
         yield probe
 
 
