@@ -520,10 +520,12 @@ class Installation:
         policy: the policy.
         mode: the mode that holds.
         deterministic: whether deterministic mode was asked for.
+        when_taken_out: told, once this is no longer in charge, of what is instead: None where nothing is.
     """
 
     def __init__(self, policy: AutotunePolicy, *, deterministic: bool | DeterministicMode = False) -> None:
         self.policy = policy
+        self.when_taken_out: Callable[[Installation | None], None] = lambda successor: None
         self.deterministic = deterministic is not False
         self.mode = policy.effective_mode(deterministic=self.deterministic)
         self._session = _Session(policy, self.mode)
@@ -889,6 +891,10 @@ def install(policy: AutotunePolicy | None = None, *, deterministic: bool | Deter
                 value=deterministic,
                 expected="a bool or a DeterministicMode",
             )
+    if "TRITON_TUNING_RUN" in os.environ:
+        # The policy of `triton-tuning run` is installed as Triton is imported: before this one, not in the midst of it.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("triton")
     with _lock:
         installation = Installation(policy, deterministic=deterministic)
         try:
@@ -912,6 +918,7 @@ def install(policy: AutotunePolicy | None = None, *, deterministic: bool | Deter
         except TuningError as error:
             # The new policy is in charge: a caller who saw this raised would take it that nothing had changed.
             logger.error("what the earlier policy was to leave behind could not be written: %s", error)
+        previous.when_taken_out(installation)
     if not installation.deterministic:  # deterministic mode has said it
         installation._session.say_reduced()
     packages = sorted({module.partition(".")[0] for module in policy.modules})
@@ -935,7 +942,10 @@ def uninstall() -> None:
         try:
             installation._deactivate()
         finally:
-            installation._close()
+            try:
+                installation.when_taken_out(None)
+            finally:
+                installation._close()
 
 
 def deterministic_mode(policy: AutotunePolicy | None = None, **settings: Any) -> Installation:

@@ -933,3 +933,14 @@ def test_model_pins_without_a_benchmark_and_says_a_miss(tmp_path, caplog):
         (choice,) = tuning.choices()
     assert (blocks(tuner), choice.source) == ([512], "model")
     assert "the static model's candidate is taken" in caplog.text
+
+
+def test_an_installation_is_told_what_is_in_charge_instead():
+    told: list[Any] = []
+    first = tuning.install(pinned())
+    first.when_taken_out = told.append
+    second = tuning.install(pinned(block_sizes={"BLOCK": 16}))
+    assert told == [second]
+    second.when_taken_out = told.append
+    tuning.uninstall()
+    assert told == [second, None]

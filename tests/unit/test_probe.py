@@ -611,6 +611,35 @@ def test_a_place_that_cannot_be_written_is_found_before_the_run(tmp_path, flag, 
     assert "not a regular file" in capsys.readouterr().err
 
 
+OWN_POLICY = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tuning.interpreter import use_interpreter
+use_interpreter()
+import probe_kernels as k
+import torch
+import tuning
+if sys.argv[2] == "none":
+    tuning.uninstall()
+else:
+    tuning.install(tuning.AutotunePolicy(mode=sys.argv[2], modules=("probe_kernels",)))
+k.total[(1,)](k.numbers(200), torch.empty(1), 200)
+"""
+
+
+@pytest.mark.parametrize("mode", ["pinned", "auto", "none"])
+def test_a_program_with_a_policy_of_its_own_is_probed(tmp_path, mode, found):
+    (tmp_path / "script.py").write_text(OWN_POLICY)
+    flags = ("--inputs", "2", "--triton-autotune-modules", "probe_kernels", "--triton-autotune-on-miss=model")
+    done = command(tmp_path, "--out", "a.json", *flags, "--", "script.py", str(TESTS), mode)
+    assert done.returncode == 0, done.stderr
+    assert [each.kernel for each in read_probe(tmp_path / "a.json").keys] == ["probe_kernels.total"]
+    said = {"none": "the program uninstalled a policy"}.get(mode, f"a policy of its own, <Installation mode={mode}")
+    assert said in done.stderr
+    assert (mode == "none") or "in place of that of this probe, <Installation mode=pinned" in done.stderr
+    assert "somebody else" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

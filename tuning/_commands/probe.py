@@ -14,6 +14,7 @@ Whatever ends the program early, what was found until then is written, marked ``
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import runpy
 import sys
@@ -31,9 +32,12 @@ from ._common import add_json, add_out, imports_elsewhere
 
 if TYPE_CHECKING:
     from ..bitexact.probe import KeyProbe, Probe
+    from ..installation import Installation
     from ..policy import AutotunePolicy
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
+
+logger = logging.getLogger("tuning")
 
 SUMMARY = "observe which candidates compute the same bits, over a program's own launches"
 
@@ -143,7 +147,7 @@ def _probe(
     try:
         with imports_elsewhere(), installation.install(policy, deterministic=options.deterministic_mode) as installed:
             try:
-                _fill(found, options, policy.in_scope, argv, against)
+                _fill(found, options, installed, argv, against)
             except BaseException as error:
                 found.incomplete = " ".join(f"{type(error).__name__}: {error}".split())[:500]
                 raise
@@ -166,7 +170,7 @@ def _probe(
 def _fill(
     probe: Probe,
     options: argparse.Namespace,
-    in_scope: Callable[[str], bool],
+    installed: Installation,
     argv: Sequence[str],
     against: Probe | None,
 ) -> None:
@@ -174,8 +178,10 @@ def _fill(
     from ..bitexact.probe import contradictions, probe_launches, probe_steps
 
     limits = {"inputs": options.inputs, "repeats": options.repeats}
+    in_scope = installed.policy.in_scope
     with _started_like_a_program(argv, module=bool(options.module)):
         with probe_launches(in_scope, against=against, **limits) as found:
+            installed.when_taken_out = _watched_still(installed, found)
             try:
                 names = _run(argv, module=bool(options.module))
             finally:
@@ -197,6 +203,25 @@ def _fill(
             f"probe: expected {argv[0]} to launch an autotuner in scope with several candidates, found none: name its "
             "package in --triton-autotune-modules"
         )
+
+
+def _watched_still(installed: Installation, found: Probe) -> Callable[[Installation | None], None]:
+    """What to do where the program installs a policy of its own: its launches are probed as those of ours."""
+
+    def taken_out(successor: Installation | None) -> None:
+        found.watch_again()
+        if successor is None:
+            logger.warning("the program uninstalled a policy: what it launches from here on, Triton times")
+            return
+        successor.when_taken_out = taken_out
+        logger.warning(
+            "the program installed a policy of its own, %r, in place of that of this probe, %r: its launches are "
+            "probed all the same",
+            successor,
+            installed,
+        )
+
+    return taken_out
 
 
 def _checked(step: Callable[[int], Any], name: str) -> Callable[[int], Mapping[str, Any]]:
