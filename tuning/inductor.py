@@ -173,7 +173,7 @@ class CompiledKernels:
         """Keep Dynamo, where it breaks the graph at a launch, from compiling the frames of this library."""
         if self._active and hasattr(module, "add") and hasattr(module, "SKIP_DIRS"):
             count = len(module.SKIP_DIRS)
-            module.add("tuning")
+            module.add(__name__.partition(".")[0])
             if len(module.SKIP_DIRS) > count:
                 self._rules = (module, module.SKIP_DIRS[-1])
 

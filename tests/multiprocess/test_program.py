@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -257,8 +258,15 @@ def test_a_program_that_launches_nothing_has_no_manifest_and_it_is_said(tmp_path
     flags = [*PINNED, "--triton-autotune-manifest-path", str(manifest)]
     result = run("--", script(tmp_path, ""), flags=flags)
     assert result.returncode == 0
-    assert f"no process launched an autotuner, so there is no manifest {manifest}" in result.stderr
+    nothing = f"no process launched an autotuner under a policy, so there is no manifest {manifest}"
+    assert nothing in result.stderr
     assert not manifest.exists()
+    # One of an earlier run is not taken for one of this.
+    assert run("--", script(tmp_path, "launched()"), flags=flags).returncode == 0
+    for old in (manifest, tmp_path / "manifest.rank1.json"):
+        old.write_bytes(manifest.read_bytes())
+        os.utime(old, (1e9, 1e9))
+    assert run("--", script(tmp_path, ""), flags=flags).stderr == f"triton-tuning: {nothing}\n"
 
 
 def test_paths_are_those_of_the_command_wherever_workers_run(tmp_path: Path) -> None:
@@ -310,17 +318,142 @@ def test_deterministic_mode_is_on_before_the_program_uses_torch(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("thread", [False, True])
-def test_what_cannot_be_installed_ends_the_program(tmp_path: Path, thread: bool) -> None:
-    (tmp_path / "journals").write_text("a file where a folder should be")
-    body = "import threading\nthreading.Thread(target=lambda: __import__('triton')).start()\n" if thread else ""
+def test_what_cannot_be_installed_ends_the_program_whoever_would_catch_it(tmp_path: Path, thread: bool) -> None:
+    body = "open('journals', 'w').close()  # a file where the folder has to be\nimport threading\n"
+    body += "threading.Thread(target=lambda: __import__('triton')).start()\n" if thread else ""
     file = tmp_path / "train.py"
-    file.write_text(body + "try:\n    import triton\nexcept Exception:\n    pass\nprint('went on')\n")
+    file.write_text(body + "print('began')\ntry:\n    import triton\nexcept:\n    import triton\nprint('went on')\n")
     flags = ["--triton-autotune-modules=x", f"--triton-autotune-record-path={tmp_path}/journals/run"]
-    result = run("--", file, flags=flags)
+    result = run("--", file, flags=flags, cwd=tmp_path)
     assert result.returncode == 1
     assert "went on" not in result.stdout
+    assert thread or result.stdout == "began\n"
     assert "triton-tuning: error: " in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_package_that_cannot_be_loaded_ends_the_program(tmp_path: Path) -> None:
+    body = "sys.modules['msgpack'] = None\ntry:\n    import triton\nexcept ImportError:\n    print('no triton')\n"
+    file = tmp_path / "train.py"
+    file.write_text("import sys\n" + body)
+    result = run("--", file)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"error: the policy cannot be installed by {sys.executable}: ModuleNotFoundError: " in result.stderr
+
+
+@pytest.mark.parametrize("form", ["module", "package", "folder"])
+@pytest.mark.parametrize("first", [True, False])
+def test_another_package_named_tuning_stays_the_programs(tmp_path: Path, form: str, first: bool) -> None:
+    """Whether it is imported before ours is needed or after; ours has another name then, and so its parts."""
+    place = {"module": "tuning.py", "package": "tuning/__init__.py", "folder": "tuning/installation.py"}[form]
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("RATE = 0.1\n")
+    name = "tuning.installation" if form == "folder" else "tuning"
+    imports = [f"import {name} as theirs", "import torch, triton"]
+    lines = [
+        "import json, sys",
+        f"sys.path[:] = [entry for entry in sys.path if entry != {str(ROOT)!r} and 'editable' not in entry]",
+        "sys.meta_path[:] = [each for each in sys.meta_path if 'ditable' not in repr(each)]",
+        *(imports if first else reversed(imports)),
+        "from triton.runtime.autotuner import Autotuner",
+        "ours = sys.modules['triton_tuning.installation']",
+        "stand_in = sys.modules['triton_tuning.determinism'].l2_normalize",
+        "mine = sorted(name for name in sys.modules if name.partition('.')[0] == 'tuning')",
+        "said = [Autotuner.run.__module__, stand_in.__module__, ours.active_policy().modules]",
+        "said += [torch.are_deterministic_algorithms_enabled(), theirs.RATE, mine]",
+        "print(json.dumps(said))",
+    ]
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    found = printed(run("--", tmp_path / "train.py", flags=["--deterministic-mode", "--triton-autotune-modules=x"]))
+    own = ["triton_tuning.interception", "triton_tuning.determinism.l2norm"]
+    assert found == [*own, ["x"], True, 0.1, sorted({"tuning", name})]
+
+
+def test_what_imports_our_own_modules_first_gets_them_whole(tmp_path: Path) -> None:
+    first = "from tuning.program import environment\nfrom tuning.installation import install\n"
+    file = script(tmp_path, "print(launched())")
+    file.write_text(first + file.read_text())
+    assert printed(run("--", file)) == 16
+
+
+def test_a_run_inside_of_a_run_has_the_policy_of_the_inner(tmp_path: Path) -> None:
+    file = script(tmp_path, "import tuning; print(json.dumps([launched(), tuning.active_policy().mode]))")
+    inner = [sys.executable, "-m", "tuning", "run", "--triton-autotune-mode=auto", "--"]
+    outer = tmp_path / "outer.py"
+    outer.write_text(f"import subprocess, sys\nsys.exit(subprocess.run({inner!r} + [{str(file)!r}]).returncode)\n")
+    assert printed(run("--", outer)) == [32, "auto"]
+
+
+def test_a_finder_in_front_of_ours_is_named(tmp_path: Path) -> None:
+    finder = """
+import sys
+from importlib.machinery import PathFinder
+class Profiler:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec(name, path)
+sys.meta_path.insert(0, Profiler)
+"""
+    file = script(tmp_path, "print(launched())\nsys.exit(3)")
+    file.write_text(finder + file.read_text())
+    result = run("--", file)
+    assert (result.returncode, result.stdout) == (3, "32\n")
+    assert "imported Triton past the finder that installs the policy" in result.stderr
+    assert "(found: Profiler)" in result.stderr
+
+
+def test_kernels_of_a_module_that_is_run_have_its_name(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    body = """
+        import tuning
+        def k(x, y, n, flag: "constexpr", BLOCK: "constexpr"): pass
+        def names():
+            launch(autotuner(configs(16, 32), stub=StubKernel(fn=k)), FakeTensor(), FakeTensor(), 4, flag=True)
+            return [choice.kernel for choice in tuning.choices()]
+        def work(queue):
+            queue.put(names())
+        if __name__ == "__main__":
+            import multiprocessing
+            context = multiprocessing.get_context("spawn")
+            queue = context.Queue()
+            worker = context.Process(target=work, args=(queue,))
+            worker.start()
+            print(json.dumps([names(), queue.get(timeout=60)]))
+            worker.join()
+    """
+    script(tmp_path / "pkg", body)
+    flags = ["--triton-autotune-mode=pinned", "--triton-autotune-modules=pkg"]
+    result = run("-m", "pkg.train", flags=flags, cwd=tmp_path, PYTHONWARNINGS="ignore")
+    assert printed(result) == [["pkg.train.k"], ["pkg.train.k"]]
+
+
+OWN_INSTALLS = {
+    "other": ("tuning.install(tuning.AutotunePolicy(modules=('stub_kernels',)))", 32, "mode auto", "replaced"),
+    "same": ("tuning.install(tuning.AutotunePolicy(mode='pinned', modules=('stub_kernels',)))", 16, "mode pinned", ""),
+    "none": ("launched(); tuning.uninstall()", 32, "mode pinned", "taken_out"),
+}
+
+
+@pytest.mark.parametrize("what", list(OWN_INSTALLS))
+def test_what_the_program_does_to_the_policy_is_told(tmp_path: Path, what: str) -> None:
+    call, block, mode, kind = OWN_INSTALLS[what]
+    manifest = tmp_path / "m.json"
+    flags = [*PINNED, "--triton-autotune-manifest-path", str(manifest)]
+    result = run("--", script(tmp_path, f"import tuning\n{call}\nprint(launched())"), flags=flags)
+    assert printed(result) == block
+    last = result.stderr.splitlines()[-1]
+    assert f"manifest {manifest}: {mode}, 1 choices" in last
+    notices = read_manifest(manifest).notices
+    assert [found for found, _ in notices] == ([kind] if kind else [])
+    if kind:
+        assert notices[0][1] in result.stderr
+        assert "<Installation mode=pinned mode='pinned', modules=('stub_kernels',)>" in notices[0][1]
+        own = "<Installation mode=auto modules=('stub_kernels',)>"
+        assert (own in notices[0][1]) == (what == "other")
+        assert last.endswith(f"; {notices[0][1].partition(',')[0].partition(':')[0]}")
+    else:
+        assert last.endswith("timed in scope")
 
 
 @pytest.mark.parametrize(
@@ -330,11 +463,18 @@ def test_what_cannot_be_installed_ends_the_program(tmp_path: Path, thread: bool)
         (["-m"], [], "expected a program", 2),
         (["--", "no_such_file.py"], [], "'no_such_file.py' is neither a file nor a command", 2),
         (["--", "-"], ["--triton-autotune-manifest-path=no/such/m.json"], "lies in no folder that can be written", 2),
+        (["--", "-"], ["--triton-autotune-record-path=file/j/r"], "record_path: ", 2),
         (["--", "-"], ["--triton-autotune-table-path=no/such"], "no/such", 1),
+        (["--", "./file"], [], "'./file' is no Python file, and not executable", 2),
+        (["--", "folder"], [], "'folder' is a folder without __main__.py", 2),
+        (["plain.py"], ["--triton-autotune-modules", "kernels"], "--triton-autotune-modules takes every word", 2),
         (["--", "-"], ["--triton-autotune-on-miss=never"], "--triton-autotune-on-miss", 2),
     ],
 )
 def test_a_wrong_call_starts_nothing(tmp_path: Path, argv: list[str], flags: list[str], said: str, code: int) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("file", "plain.py"):
+        (tmp_path / name).write_text("print('started')\n")
     result = run(*argv, flags=flags, cwd=tmp_path)
     assert result.returncode == code
     assert said in result.stderr
@@ -348,6 +488,59 @@ def test_the_variables_for_a_worker_that_something_else_starts(tmp_path: Path) -
     assert env["PYTHONPATH"] == again["PYTHONPATH"]
     command = command_line(str(script(tmp_path, "print(launched())")))
     assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "16\n"
+
+
+@pytest.mark.parametrize(("given", "after"), [("", ""), ("a:", ":a:"), (":", "::"), ("a::b", ":a::b"), (None, "")])
+def test_an_empty_entry_of_the_path_stays(given: str | None, after: str) -> None:
+    base = {} if given is None else {"PYTHONPATH": given}
+    folder = str(ROOT / "tuning" / "_program_start")
+    env = environment(AutotunePolicy(), base=base)
+    assert env["PYTHONPATH"] == folder + after
+    assert environment(AutotunePolicy(), base=env)["PYTHONPATH"] == env["PYTHONPATH"]
+
+
+def test_what_runs_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text("")
+    (tmp_path / "torchrun").mkdir()  # in the current folder, and named like the command
+    files = {"bin/torchrun": "#!/bin/sh\n", "launch.sh": "#!/bin/sh\necho $0\n", "train": "#!/usr/bin/env python3\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "train.py").write_text("")
+    with zipfile.ZipFile(tmp_path / "archive", "w") as archive:
+        archive.writestr("__main__.py", "")
+    os.mkfifo(tmp_path / "pipe")
+    for python in ("-", "train.py", "./train.py", "train", "folder", "archive", "pipe"):
+        command = command_line(python, ["a"])
+        assert (command[0], command[-2:]) == (sys.executable, [python, "a"])
+    assert command_line("torchrun", ["a"]) == [str(tmp_path / "bin" / "torchrun"), "a"]
+    assert command_line("./launch.sh") == command_line("launch.sh") == ["./launch.sh"]
+    assert command_line(str(tmp_path / "launch.sh")) == [str(tmp_path / "launch.sh")]
+
+
+OPTIONS = ["-O", "-B", "-s", "-b", "-u", "-X", "dev", "-X", "utf8=1", "-W", "error::UserWarning"]
+
+
+def test_the_program_has_the_options_that_python_was_given(tmp_path: Path) -> None:
+    file = tmp_path / "flags.py"
+    state = "[list(sys.flags), sys._xoptions, sys.warnoptions, sys.stdout.write_through]"
+    file.write_text(f"import json, sys\nprint(json.dumps({state}))\n")
+    found = [
+        subprocess.run(
+            [sys.executable, *options, *ours, file],
+            env=variables(PYTHONWARNINGS="once"),
+            capture_output=True,
+            check=True,
+        ).stdout
+        for ours in ([], ["-m", "tuning", "run", *PINNED, "--"])
+        for options in ([], OPTIONS)
+    ]
+    assert found[:2] == found[2:]
+    assert found[0] != found[1]
 
 
 def test_a_process_that_imports_no_triton_pays_little(tmp_path: Path) -> None:

@@ -1,17 +1,20 @@
 """Run a Python program, its worker processes included, under a policy, without a change to its code.
 
-``triton-tuning run [flags] -- script.py args``, ``triton-tuning run [flags] -m module args``, or a command on PATH in
-place of the script, such as ``-- torchrun --nproc-per-node 8 train.py``. The program takes this process over: its exit
-code, signals and arguments are its own, and nothing is left behind. The policy is installed in each of its Python
-processes when that imports Triton. With a manifest path, each process that launched an autotuner writes one, and the
-last lines on standard error name them.
+``triton-tuning run [flags] -- script.py args``, ``triton-tuning run [flags] -m module args``, or a command in place of
+the script, such as ``-- torchrun --nproc-per-node 8 train.py``; the ``--`` ends a flag of several values. The program
+takes this process over: its exit code, signals and arguments are its own, and nothing is left behind. The policy is
+installed in each of its Python processes when that imports Triton. With a manifest path, each process that launched an
+autotuner writes one, and the last lines on standard error name them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 
 from .._console import Console, UsageError
+from ..errors import PolicyError
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -43,6 +46,19 @@ def run(options: argparse.Namespace, console: Console) -> int:
     elif program and options.module is None:
         words = program
     else:
-        raise UsageError("run: expected a program: triton-tuning run [flags] -- script.py args, or -m module args")
+        expected = "run: expected a program: triton-tuning run [flags] -- script.py args, or -m module args"
+        raise UsageError("; ".join([expected, *_swallowed(options)]))
     command = command_line(words[0], words[1:], module=bool(options.module))
     start(command, policy_from_args(options), deterministic=options.deterministic_mode)
+
+
+def _swallowed(options: argparse.Namespace) -> Iterator[str]:
+    """Which flag of several values took a program for one of them."""
+    from ..program import command_line
+
+    for dest, values in vars(options).items():
+        for value in values if dest.startswith("triton_autotune_") and isinstance(values, list) else ():
+            with contextlib.suppress(PolicyError):
+                command_line(value)
+                flag = f"--{dest.replace('_', '-')}"
+                yield f"{flag} takes every word up to the next flag, and took {value!r}: put a -- before the program"

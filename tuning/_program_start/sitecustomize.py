@@ -58,7 +58,8 @@ class Waiting:
 
 def _start(folder: str) -> None:
     """Take this folder off the path, and wait."""
-    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) != folder]
+    # An entry that is not absolute is none of ours, and asks for a current folder, which may be gone.
+    sys.path[:] = [entry for entry in sys.path if not os.path.isabs(entry) or os.path.realpath(entry) != folder]
     text = os.environ.get(_VARIABLE)
     if not text:
         return
@@ -73,22 +74,47 @@ def _start(folder: str) -> None:
         state["done"] = True
         if waiting in sys.meta_path:
             sys.meta_path.remove(waiting)
-        _program(folder).take_part(request)
+        try:
+            _program(folder).take_part(request)
+        except BaseException as error:
+            # Raised, it would be taken for a Triton that is not there, or be caught, and the program go on without the
+            # policy, which is what nobody asked for.
+            _end(error)
 
-    # The program may install a policy of its own, which imports Triton on its way: ours has to be there before.
-    names = ["triton", "tuning.installation"] + (["torch"] if request["deterministic"] else [])
+    names = ["triton"] + (["torch"] if request["deterministic"] else [])
     waiting: Any = Waiting(names, hand_over)
     sys.meta_path.insert(0, waiting)
+
+    def missed() -> None:
+        if state["done"] or "triton.language" not in sys.modules:
+            return
+        before = sys.meta_path[: sys.meta_path.index(waiting)] if waiting in sys.meta_path else sys.meta_path
+        names = ", ".join(getattr(each, "__qualname__", type(each).__qualname__) for each in before)
+        sys.stderr.write(
+            f"triton-tuning: warning: process {os.getpid()} imported Triton past the finder that installs the policy, "
+            f"so Triton timed what was launched: put no finder in front of it in sys.meta_path (found: {names})\n"
+        )
+
+    import atexit
+
+    atexit.register(missed)
     if request["manifest"] and request["pid"] == os.getpid():
-        import atexit
-
-        def report() -> None:
-            state["done"] = True  # nothing is to be installed any more, though what follows imports our own modules
-            _program(folder).report(request)
-
-        atexit.register(report)
+        atexit.register(lambda: _program(folder).report(request))
     if "triton" in sys.modules:
         hand_over("triton")
+
+
+def _end(error: BaseException) -> None:
+    """Say what is wrong, and end the process here and now, from whichever thread, whoever would catch what."""
+    text = getattr(error, "message", None)
+    if text is None:
+        text = f"the policy cannot be installed by {sys.executable}: {type(error).__name__}: {error}"
+    try:
+        sys.stderr.write(f"triton-tuning: error: {' '.join(text.split())}\n")
+        sys.stderr.flush()
+        sys.stdout.flush()
+    finally:
+        os._exit(1)
 
 
 def _half_imported(name: str) -> bool:
@@ -97,23 +123,29 @@ def _half_imported(name: str) -> bool:
 
 
 def _program(folder: str) -> Any:
-    """``tuning.program``; by its place where this Python does not find ``tuning``, which then stays out of its path."""
+    """Our module ``program``; by its place where this Python finds no ``tuning``, or one that is not ours."""
     import importlib
-
-    try:
-        return importlib.import_module("tuning.program")
-    except ImportError as error:
-        if error.name != "tuning":
-            raise
-    from importlib.util import module_from_spec, spec_from_file_location
+    from importlib.util import find_spec
 
     package = os.path.dirname(folder)
-    spec = spec_from_file_location("tuning", os.path.join(package, "__init__.py"), submodule_search_locations=[package])
-    loader: Any = spec.loader if spec is not None else None
-    module: Any = module_from_spec(spec) if spec is not None else None
-    sys.modules["tuning"] = module
-    loader.exec_module(module)
+    found: Any = sys.modules.get("tuning") or find_spec("tuning")
+    if found is None:
+        _load("tuning", os.path.join(package, "__init__.py"), [package])
+    else:
+        # Of a module or of a spec; None where a folder without an __init__ has the name.
+        file = getattr(found, "__file__", None) or getattr(found, "origin", None) or ""
+        if not os.path.isfile(os.path.join(os.path.dirname(file), "_program_start", "sitecustomize.py")):
+            return _load("_triton_tuning_beside", os.path.join(package, "_program_beside.py")).load(package)
     return importlib.import_module("tuning.program")
+
+
+def _load(name: str, file: str, folders: Any = None) -> Any:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec: Any = spec_from_file_location(name, file, submodule_search_locations=folders)
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _users_own() -> None:

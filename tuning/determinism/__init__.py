@@ -80,13 +80,13 @@ __all__ = [
 ]
 
 _LAZY = {
-    "chunk_gated_delta_rule": "tuning.determinism.gated_delta",
-    "chunk_gdn2": "tuning.determinism.gated_delta",
-    "l2_normalize": "tuning.determinism.l2norm",
+    "chunk_gated_delta_rule": ".gated_delta",
+    "chunk_gdn2": ".gated_delta",
+    "l2_normalize": ".l2norm",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        return getattr(importlib.import_module(_LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
