@@ -61,27 +61,27 @@ PARTS: tuple[Part, ...] = (
         "l2norm",
         ("fla.modules.norm.l2norm", "fla.modules.l2norm"),
         {
-            "l2norm_fwd": ".l2norm:l2norm_forward",
-            "l2norm_bwd": ".l2norm:l2norm_backward",
+            "l2norm_fwd": "tuning.determinism.l2norm:l2norm_forward",
+            "l2norm_bwd": "tuning.determinism.l2norm:l2norm_backward",
         },
     ),
     Part(
         "causal_conv1d",
         ("fla.modules.causal_conv1d.ops", "fla.modules.conv.causal_conv1d", "fla.modules.convolution"),
-        {"causal_conv1d": ".causal_conv1d:causal_convolution"},
-        ("CausalConv1dFunction", ".causal_conv1d:causal_convolution"),
+        {"causal_conv1d": "tuning.determinism.causal_conv1d:causal_convolution"},
+        ("CausalConv1dFunction", "tuning.determinism.causal_conv1d:causal_convolution"),
     ),
     Part(
         "gated_delta_rule",
         ("fla.ops.gated_delta_rule.chunk",),
-        {"chunk_gated_delta_rule": ".gated_delta:chunk_gated_delta_rule"},
-        ("ChunkGatedDeltaRuleFunction", ".gated_delta:chunk_gated_delta_rule"),
+        {"chunk_gated_delta_rule": "tuning.determinism.gated_delta:chunk_gated_delta_rule"},
+        ("ChunkGatedDeltaRuleFunction", "tuning.determinism.gated_delta:chunk_gated_delta_rule"),
     ),
     Part(
         "gdn2",
         ("fla.ops.gdn2.chunk",),
-        {"chunk_gdn2": ".gated_delta:chunk_gdn2"},
-        ("ChunkGDN2Function", ".gated_delta:chunk_gdn2"),
+        {"chunk_gdn2": "tuning.determinism.gated_delta:chunk_gdn2"},
+        ("ChunkGDN2Function", "tuning.determinism.gated_delta:chunk_gdn2"),
     ),
 )
 """What can be replaced."""
@@ -94,6 +94,8 @@ _MARK = "__torch_native__"
 
 def _load(place: str) -> Callable[..., Any]:
     module, _, name = place.partition(":")
+    # By its last part: this package may be loaded under another name.
+    module = f".{module.rpartition('.')[2]}"
     function: Callable[..., Any] = getattr(importlib.import_module(module, __package__), name)
     return function
 
