@@ -101,10 +101,13 @@ def watch_launches(in_scope: Callable[[str], bool], reached: Callable[[Reached],
     busy = threading.local()
     patches: list[Patch] = []
     top: Any = None
+    over = False
 
     def watch() -> None:
         """Stand above what is there; a watch further down passes everything through from then on."""
         nonlocal top
+        if over:
+            return
         beneath = vars(Autotuner)["run"]
         top = watched(beneath)
         patches.append(Patch(Autotuner, "run", beneath, top))
@@ -145,7 +148,7 @@ def watch_launches(in_scope: Callable[[str], bool], reached: Callable[[Reached],
     try:
         yield watch
     finally:
-        top = None
+        top, over = None, True
         take_back(reversed(patches))
 
 

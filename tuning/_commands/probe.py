@@ -181,10 +181,12 @@ def _fill(
     in_scope = installed.policy.in_scope
     with _started_like_a_program(argv, module=bool(options.module)):
         with probe_launches(in_scope, against=against, **limits) as found:
-            installed.when_taken_out = _watched_still(installed, found)
+            running = [True]
+            installed.when_taken_out = _watched_still(installed, found, running)
             try:
                 names = _run(argv, module=bool(options.module))
             finally:
+                running.clear()
                 for each in fields(found):
                     setattr(probe, each.name, getattr(found, each.name))
         if options.step:
@@ -205,10 +207,14 @@ def _fill(
         )
 
 
-def _watched_still(installed: Installation, found: Probe) -> Callable[[Installation | None], None]:
+def _watched_still(
+    installed: Installation, found: Probe, running: Sequence[bool]
+) -> Callable[[Installation | None], None]:
     """What to do where the program installs a policy of its own: its launches are probed as those of ours."""
 
     def taken_out(successor: Installation | None) -> None:
+        if not running:
+            return
         found.watch_again()
         if successor is None:
             logger.warning("the program uninstalled a policy: what it launches from here on, Triton times")
