@@ -76,6 +76,7 @@ def policies(draw: st.DrawFn, paths: st.SearchStrategy[str] = paths) -> Autotune
         "table_path": draw(st.lists(paths, max_size=3)),
         "record_path": record_path,
         "remeasure": record_path is not None and draw(st.booleans()),
+        "check_outputs": record_path is not None and draw(st.booleans()),
         "on_miss": draw(usable("on_miss")),
         "block_sizes": draw(st.dictionaries(identifiers, sizes, max_size=3)),
         "verify_every": draw(counts),
@@ -88,7 +89,7 @@ def policies(draw: st.DrawFn, paths: st.SearchStrategy[str] = paths) -> Autotune
     assert fields.keys() == FIELDS.keys(), "every field takes part"
     kept = draw(st.sets(st.sampled_from(sorted(fields))))
     # Leaving a field out tries its default; the pairs that depend on each other stay together.
-    kept |= {"mode", "record_path", "remeasure", "chaos"}
+    kept |= {"mode", "record_path", "remeasure", "check_outputs", "chaos"}
     return AutotunePolicy(**{name: value for name, value in fields.items() if name in kept})
 
 
